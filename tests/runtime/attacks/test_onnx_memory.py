@@ -1,14 +1,22 @@
 """Small ONNX files that would take gigabytes or minutes at their load or first inference."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from runtime.engines.libraries.onnx_file import (
+    INLINED_NODES,
+    MAX_DEPTH,
+    folding_limit,
+    load_allowance,
+)
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 
@@ -205,6 +213,60 @@ def test_many_constants_that_a_load_would_compute_stay_small(
     load_measured(_model(nodes, _ints(shape=[25_000_000], one=[1])))
 
 
+def _sparse(items: int) -> Any:
+    values = _constant("w", [1.0], np.float32)
+    return helper.make_sparse_tensor(values, _constant("i", [0]), [items])
+
+
+def test_a_sparse_initializer_of_gigabytes_is_not_loaded(
+    load_measured: Callable[[Any], None],
+) -> None:
+    model = _model([helper.make_node("Identity", ["w"], ["big"]), *ADDED])
+    model.graph.sparse_initializer.append(_sparse(ITEMS))
+    with pytest.raises(ModelInvalid, match="sparse initializer 'w'"):
+        load_measured(model)
+
+
+def test_a_sparse_constant_of_gigabytes_is_not_loaded(load_measured: Callable[[Any], None]) -> None:
+    with pytest.raises(ModelInvalid, match=r"node 'made' \(Constant\)"):
+        load_measured(_big("Constant", [], [], name="made", sparse_value=_sparse(ITEMS)))
+
+
+def test_a_small_sparse_tensor_is_loaded(load_measured: Callable[[Any], None]) -> None:
+    load_measured(_big("Constant", [], [], sparse_value=_sparse(1000)))
+
+
+def test_a_sparse_tensor_whose_message_is_split_is_not_loaded() -> None:
+    """Readers of protobuf join both parts, so their shapes must not be looked at one by one."""
+    content = _big("Constant", [], [], sparse_value=_sparse(8)).graph
+    attribute = content.node[0].attribute[0]
+    whole = attribute.SerializeToString()
+    part = attribute.sparse_tensor.SerializeToString()
+    twice = whole + b"\xb2\x01" + bytes([len(part)]) + part
+    assert math.prod(onnx.AttributeProto.FromString(twice).sparse_tensor.dims) == 64
+    node = b"\x22\x08Constant\x2a" + bytes([len(twice)]) + twice
+    graph = b"\x0a" + bytes([len(node)]) + node
+    model = b"\x3a" + bytes([len(graph)]) + graph
+    assert len(onnx.ModelProto.FromString(model).graph.node) == 1
+    with pytest.raises(ModelInvalid, match="twice in one place"):
+        folding_limit(memoryview(model), load_allowance(len(model)))
+
+
+def test_tensors_that_share_a_file_count_each(tmp_path: Path) -> None:
+    weights = []
+    for index in range(40):
+        tensor = TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[2_500_000])
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="data.bin")
+        weights.append(tensor)
+    names = [tensor.name for tensor in weights]
+    model = _model([helper.make_node("Sum", names, ["big"]), *ADDED], weights)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / "data.bin").write_bytes(bytes(10_000_000))
+    with pytest.raises(ModelInvalid, match="initializer 'w10' has the shape"):
+        load(tmp_path, extra=[tmp_path / "data.bin"])
+
+
 def _function(name: str, nodes: Sequence[Any]) -> Any:
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     return helper.make_function("own", name, ["a"], ["b"], nodes, domains)
@@ -229,5 +291,59 @@ def _nested_functions(depth: int) -> Any:
     )
 
 
+def test_functions_that_become_millions_of_nodes_are_not_loaded(
+    load_measured: Callable[[Any], None],
+) -> None:
+    """1.1 KB; onnxruntime's own limit ends it after 65 s."""
+    with pytest.raises(ModelInvalid, match=rf"function own:f5 has .* allowed are {INLINED_NODES}"):
+        load_measured(_nested_functions(7))
+
+
+def test_calls_of_a_function_count_each(load_measured: Callable[[Any], None]) -> None:
+    nodes = [helper.make_node("f4", ["x"], [f"y{index}"], domain="own") for index in range(5)]
+    model = _nested_functions(5)
+    model.graph.node.extend(nodes)
+    with pytest.raises(ModelInvalid, match="calls of the model's functions become"):
+        load_measured(model)
+
+
+def test_functions_that_call_each_other_are_not_loaded() -> None:
+    functions = [_function("f", _calls("g", "own", 1)), _function("g", _calls("f", "own", 1))]
+    model = _model([helper.make_node("f", ["x"], ["y"], domain="own")], functions=functions)
+    content = model.SerializeToString()
+    with pytest.raises(ModelInvalid, match="in a circle"):
+        folding_limit(memoryview(content), load_allowance(len(content)))
+
+
 def test_a_model_with_functions_is_loaded(load_measured: Callable[[Any], None]) -> None:
     load_measured(_nested_functions(3))
+
+
+def test_a_file_of_nothing_but_nodes_is_not_loaded(load_measured: Callable[[Any], None]) -> None:
+    """Half a megabyte becomes 70 MB in onnxruntime."""
+    count = 30_000
+    names = ["x", *(f"{index:x}_" for index in range(count - 1)), "y"]
+    nodes = [helper.make_node("Abs", [names[index]], [names[index + 1]]) for index in range(count)]
+    with pytest.raises(ModelInvalid, match=r"one of \d+ nodes"):
+        load_measured(_model(nodes))
+
+
+def test_graphs_within_graphs_have_a_deepest_level() -> None:
+    graph = helper.make_graph([], "inner", [], [])
+    for _ in range(MAX_DEPTH + 1):
+        node = helper.make_node("If", ["c"], [], then_branch=graph, else_branch=graph)
+        graph = helper.make_graph([node], "outer", [], [])
+        graph.node[0].attribute.pop()  # one branch, or there are 2^32 of them
+    content = onnx.ModelProto(graph=graph).SerializeToString()
+    with pytest.raises(ModelInvalid, match="deep"):
+        folding_limit(memoryview(content), load_allowance(len(content)))
+
+
+def test_nodes_that_wait_for_a_request_are_not_counted() -> None:
+    """So that a model's few large constants may still be computed at its load."""
+    constants = _ints(a=[4])
+    fixed = [helper.make_node("Neg", ["a"], ["b"]), helper.make_node("Shape", ["x"], ["c"])]
+    names = ["x", *(f"{index}" for index in range(99)), "y"]
+    waiting = [helper.make_node("Abs", [names[index]], [names[index + 1]]) for index in range(100)]
+    content = memoryview(_model([*fixed, *waiting], constants).SerializeToString())
+    assert folding_limit(content, 1000_000_000) == 500_000_000
