@@ -37,9 +37,15 @@ class Finder(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return super().find_spec(name, path, target) if is_there(name) else None
 
+# pytest would import the plug-ins of every package that is installed here
+absent = [
+    f"-pno:{plugin.name}"
+    for plugin in metadata.entry_points(group="pytest11")
+    if plugin.dist.name.lower().replace("_", "-") not in there
+]
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 import pytest
-raise SystemExit(pytest.main(sys.argv[2:]))
+raise SystemExit(pytest.main([*absent, *sys.argv[2:]]))
 """
 
 
