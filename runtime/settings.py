@@ -110,12 +110,6 @@ class RuntimeSettings:
         "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
         " the pod can use one",
     )
-    cuda_graphs: bool = option(
-        False,
-        parse_bool,
-        "CUDA graphs of inferences, for small networks whose Python takes longer than the GPU; no"
-        " GPU has run this yet",
-    )
     host_bytes: int = option(
         GIB,
         parse_size_from(0),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from runtime.device.accelerator import CPU, available_bytes
-from runtime.device.forward_graphs import GraphMaker
 from runtime.device.staged_memory import CopyEngine
 
 
@@ -56,7 +55,6 @@ class _Done:
 class _CpuEngine:
     device = torch.device("cpu")
     has_bfloat16 = False
-    graphs: GraphMaker | None = None
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)

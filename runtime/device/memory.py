@@ -7,9 +7,7 @@ what types of numbers the device takes.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +15,6 @@ import torch
 
 from registry.domain.model import Precision
 from runtime.device.accelerator import CPU, available_bytes, bind_near
-from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
 from runtime.storage.load_priority import LoadTicket
@@ -36,7 +33,6 @@ class CpuMemory:
     device = torch.device("cpu")
     has_bfloat16 = False
     """Of a device that multiplies such numbers in software."""
-    graphs: GraphMaker | None = None
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """The tensors of `source`; raises DeviceFull, LoadFailed."""
@@ -65,13 +61,12 @@ DeviceMemory = CpuMemory | StagedMemory
 """Puts weights on a device. Methods block and are thread-safe."""
 
 
-def open_device(name: str, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> DeviceMemory:
+def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
     Args:
         name: the setting `device`.
         memory_share: part of the GPU's memory that this process may take.
-        cuda_graphs: the setting of that name.
     """
     if name == "cpu":
         return CpuMemory()
@@ -89,7 +84,7 @@ def open_device(name: str, memory_share: float = 1.0, *, cuda_graphs: bool = Fal
     # 32-bit numbers are multiplied with 10 bits of mantissa, several times as fast, as cuDNN's
     # convolutions are by default; NVIDIA_TF32_OVERRIDE=0 in the environment forbids both.
     torch.set_float32_matmul_precision("high")
-    engine = CudaEngine(memory_share, cuda_graphs=cuda_graphs)
+    engine = CudaEngine(memory_share)
     bind_near(engine.device)
     return StagedMemory(engine)
 
@@ -128,23 +123,16 @@ class CudaEngine:
     The constructor initialises CUDA.
     """
 
-    def __init__(self, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> None:
-        """`cuda_graphs`: forwards are captured (`forward_graphs`).
-
-        Each slab has a pool of torch's allocator for itself, whose memory goes back to the driver
-        when it is freed. In torch's own cache it would be split, and other processes could not
-        use it until an allocation of this one fails.
-        """
+    def __init__(self, memory_share: float = 1.0) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self._memory_share = memory_share
         if memory_share < 1:  # MPS divides the compute only
             torch.cuda.set_per_process_memory_fraction(memory_share, self.device)
-        self._captures = threading.Lock()
-        """No memory is freed during a capture: that waits for the device, which CUDA refuses."""
-        self.graphs: GraphMaker | None = CudaGraphMaker(self._captures) if cuda_graphs else None
         self._pools: dict[int, torch.cuda.MemPool] = {}
-        """By address of the slab."""
+        """By the address of its slab: the memory goes back to the driver when the slab is freed. In
+        torch's own cache it would be split, and other processes could not use it until an
+        allocation of this one fails."""
         # Of the lowest priority, which orders kernels alone: CUDA says that it has no effect on
         # copies between host and device. What bounds the wait of an inference's inputs for them
         # are their sizes and how many are under way (`staged_memory.MAX_COPIES`).
@@ -161,8 +149,7 @@ class CudaEngine:
         try:
             return self._slab(size_bytes)
         except torch.OutOfMemoryError:
-            with self._captures:
-                torch.cuda.empty_cache()  # what inferences have left may take the memory
+            torch.cuda.empty_cache()  # what inferences have left may take the memory
             try:
                 return self._slab(size_bytes)
             except torch.OutOfMemoryError as error:
@@ -180,13 +167,10 @@ class CudaEngine:
         return slab
 
     def free_bytes(self) -> int:
-        """By the driver, with what torch keeps of freed memory, within the process's share.
-
-        With graphs what torch keeps counts as taken: it may be their pools', for nothing else.
-        """
+        """By the driver, with what torch keeps of freed memory, within the process's share."""
         free, total = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device)
-        taken = reserved if self.graphs else torch.cuda.memory_allocated(self.device)
+        taken = torch.cuda.memory_allocated(self.device)
         return min(int(free) + reserved - taken, int(self._memory_share * total) - taken)
 
     def register(self, region: torch.Tensor) -> None:
@@ -202,11 +186,7 @@ class CudaEngine:
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None]:
         """The end of its pool, which waits for the device."""
-        return partial(self._end, [self._pools.pop(slab.data_ptr())])
-
-    def _end(self, pools: list[torch.cuda.MemPool]) -> None:
-        with self._captures:
-            pools.clear()
+        return [self._pools.pop(slab.data_ptr())].clear
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

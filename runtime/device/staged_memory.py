@@ -20,7 +20,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.device.device_errors import release_frames
-from runtime.device.forward_graphs import GraphMaker
 from runtime.storage.load_priority import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights, view_of
 from runtime.weights.weight_source import SlabPart, WeightSource, slab_parts
@@ -139,9 +138,6 @@ class CopyEngine(Protocol):
     device: torch.device
     has_bfloat16: bool
     """Whether the device multiplies numbers of this type as such."""
-
-    graphs: GraphMaker | None
-    """What captures forwards; None: nothing does."""
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory on the device; raises DeviceFull."""
@@ -268,7 +264,6 @@ class StagedMemory:
     ) -> None:
         self.device = engine.device
         self.has_bfloat16 = engine.has_bfloat16
-        self.graphs = engine.graphs
         self._engine = engine
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,15 +47,6 @@ class ParameterSlot:
     """The tensor's name in the files; tied slots have the same."""
 
 
-class ForwardCapture(Protocol):
-    """In place of a network's forward, for weights at one place."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def weights_at(self, place: Hashable) -> None:
-        """Weights lie there now; None: nowhere."""
-
-
 class Skeleton:
     """A network whose weights can be attached and detached. One user at a time."""
 
@@ -77,15 +68,6 @@ class Skeleton:
         """Of stored tensors to those of the slots; None: they are taken as they are."""
         self.has_inferred = False
         self._slots = slots
-        self._graphs: ForwardCapture | None = None
-
-    @property
-    def has_graphs(self) -> bool:
-        return self._graphs is not None
-
-    def use_graphs(self, graphs: ForwardCapture) -> None:
-        """Have the network's forwards captured; they stay with the skeleton."""
-        self._graphs = self.network.forward = graphs
 
     def attach(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Give the network its weights; tied slots share one tensor."""
@@ -99,13 +81,9 @@ class Skeleton:
                     else tensor
                 )
             slot.entries[slot.name] = attached[slot.stored]
-        if self._graphs is not None:
-            self._graphs.weights_at(tuple(each.data_ptr() for each in attached.values()))
 
     def detach(self) -> None:
         """Drop the weights, which frees their memory even if the network is still referenced."""
-        if self._graphs is not None:
-            self._graphs.weights_at(None)
         for slot in self._slots:
             slot.entries[slot.name] = slot.empty
 

@@ -22,7 +22,6 @@ from runtime.device.device_errors import (
     is_out_of_memory,
     release_frames,
 )
-from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeleton
@@ -142,9 +141,6 @@ class ModelLoader:
             entry.memory_bytes = max(suggested, network.memory_bytes)
             return entry
         model = ServedModel(opened.spec, processor=processor, network=network, device=device)
-        # Of text generation no forward is captured: its caches are no tensors.
-        is_text = isinstance(processor, TextOutputs)
-        model.pads_to_buckets = skeleton.has_graphs and not is_text
         try:
             await _warm_up(model, skeleton)
             await self.padding.try_out(network, processor, device, model.device_model)
@@ -238,12 +234,7 @@ class ModelLoader:
         key = engine.skeleton_key(model)
         device, threads = resolver.memory.device, self.device.thread_count
         build = partial(engine.build_skeleton, model, key=key, device=device, threads=threads)
-        skeleton = resolver.skeletons.take(key, build)
-        graphs = resolver.memory.graphs
-        # Those of networks of transformers are captured.
-        if graphs is not None and engine.takes_dtype and not skeleton.has_graphs:
-            skeleton.use_graphs(ForwardGraphs(skeleton.network, graphs))
-        return skeleton
+        return resolver.skeletons.take(key, build)
 
     async def _start_generator(
         self, opened: OpenWeights, model: ServedModel, skeleton: Skeleton, processor: TextOutputs

@@ -55,8 +55,6 @@ class ServedModel:
             max_rows=processor.batching.max_rows,
         )
         self._is_stepwise = isinstance(processor, Stepwise)  # looks through all of its attributes
-        self.pads_to_buckets = False
-        """Whether batches have few shapes, for which CUDA graphs are kept."""
         self.generator: GenerationEngine | None = None
         """Generates tokens, if the model generates text."""
 
@@ -123,17 +121,10 @@ class ServedModel:
     def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         """The outputs of each request from one inference; called by the device."""
         network, batching = self._network_in_use(), self.processor.batching
-        outputs = self._infer(network, batching.join([each.tensors for each in requests]))
+        outputs = self.processor.infer(network, batching.join([each.tensors for each in requests]))
         if len(requests) == 1:
             return [outputs]
         return batching.split(outputs, [batching.rows_of(each.tensors) for each in requests])
-
-    def _infer(self, network: PreTrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if not self.pads_to_buckets or self.device_model.max_rows == 1:  # padding may change it
-            return self.processor.infer(network, inputs)
-        batching = self.processor.batching
-        outputs = self.processor.infer(network, batching.in_bucket(inputs))
-        return tuple(each.rows(0, batching.rows_of(inputs)) for each in outputs)
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:

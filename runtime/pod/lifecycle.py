@@ -44,9 +44,7 @@ def run_pod(settings: RuntimeSettings) -> int:
     torch.set_num_threads(settings.threads)
     server = process = None
     try:
-        memory = open_device(
-            settings.device, mps_share(os.environ), cuda_graphs=settings.cuda_graphs
-        )
+        memory = open_device(settings.device, mps_share(os.environ))
         if settings.has_server:
             server, process = _open_server(settings)
         if problem := missing_python(settings.engine_python):

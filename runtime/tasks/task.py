@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,10 +30,6 @@ from common.inference_protocol.tensors import (
 if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PreTrainedModel
-
-
-MIN_BUCKET_TOKENS: Final = 16
-"""Minimum width of a bucket: shorter texts are not faster on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +85,6 @@ class Batching(ABC):
 
     def _concatenate(self, name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return np.concatenate(parts)
-
-    def in_bucket(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The batch with more rows and padding, so that few shapes occur; by default unchanged."""
-        return inputs
 
     def rows_between(self, inputs: Sequence[Tensor], begin: int, end: int) -> tuple[Tensor, ...]:
         """Some rows of a request that has a batch key."""
@@ -221,21 +213,6 @@ class PaddedBatching(Batching):
             row += len(part)
         return joined
 
-    def in_bucket(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Rows (by repeating the first) and tokens become powers of two."""
-        rows, tokens = self.rows_of(inputs), self.tokens_per_row(inputs)
-        width = min(max(MIN_BUCKET_TOKENS, _power_of_2(tokens)), max(self.max_tokens, tokens))
-        more = _power_of_2(rows) - rows
-        found = []
-        for each in inputs:
-            rule, data = self.rules[each.name], each.data
-            data = np.concatenate([data, np.repeat(data[:1], more, axis=0)])
-            if rule.trailing_shape is None and width > tokens:
-                added = (width - tokens, 0) if self.pads_left else (0, width - tokens)
-                data = np.pad(data, ((0, 0), added), constant_values=rule.padding)
-            found.append(Tensor(each.name, each.datatype, data))
-        return tuple(found)
-
     def _join_rows(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Rows of generated tokens differ in length and are padded."""
         if parts[0].ndim != 2 or len({part.shape[1] for part in parts}) == 1:
@@ -283,11 +260,6 @@ class PaddedBatching(Batching):
                 data = np.zeros((rows, tokens), dtype=dtype)
             tensors.append(Tensor(name, rule.datatype, data))
         return tuple(tensors)
-
-
-def _power_of_2(number: int) -> int:
-    """The smallest power of two that is not below the number."""
-    return 1 << (number - 1).bit_length()
 
 
 def _names(inputs: Sequence[Tensor]) -> list[str]:

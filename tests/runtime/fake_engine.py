@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.device.forward_graphs import GraphMaker
 from runtime.errors import DeviceFull
 
 
@@ -53,11 +52,9 @@ class FakeEngine:
         memory_bytes: int = 1 << 40,
         *,
         has_bfloat16: bool = False,
-        graphs: GraphMaker | None = None,
         driver: FakeDriver | None = None,
     ) -> None:
         self.has_bfloat16 = has_bfloat16
-        self.graphs: GraphMaker | None = graphs
         self._driver = driver or FakeDriver(memory_bytes)
         self._is_shared = driver is not None
         self._freed_bytes = 0

@@ -139,12 +139,3 @@ def test_examples_are_valid_inputs(batching: PaddedBatching) -> None:
     inputs = batching.example(3, 5)
     assert [tensor.name for tensor in batching.validate(inputs)] == list(batching.rules)
     assert all(len(tensor.data) == 3 for tensor in inputs)
-
-
-def test_a_batch_in_a_bucket_has_more_rows_and_padding() -> None:
-    found = TEXT.in_bucket(TEXT.validate([ids([1, 2, 3], [4, 5, 6], [7, 8, 1])]))
-    padding = [9] * 5  # up to the longest text, which is shorter than the least bucket
-    rows = [[1, 2, 3, *padding], [4, 5, 6, *padding], [7, 8, 1, *padding], [1, 2, 3, *padding]]
-    assert [each.data.tolist() for each in found] == [rows, [[1, 1, 1, 0, 0, 0, 0, 0]] * 4]
-    (images,) = IMAGE.in_bucket((pixels(1.0, rows=5),))
-    assert images.shape == (8, 3, 2, 2)
