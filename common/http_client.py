@@ -24,7 +24,7 @@ from common.tls import PartTls
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from common.http_connection import RawHeaders
+    from common.http_headers import Headers
 
 
 CONNECT_TIMEOUT_S: Final = 2.0
@@ -370,5 +370,5 @@ def _head(method: str, address: str, path: str, headers: Mapping[str, str], size
     return text.encode("latin-1")
 
 
-def _texts(headers: RawHeaders) -> dict[str, str]:
+def _texts(headers: Headers) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}

@@ -12,9 +12,7 @@ from typing import Final, cast
 
 import httptools
 
-RawHeaders = list[tuple[bytes, bytes]]
-"""Names in lower case, and values."""
-
+from common.http_headers import Headers
 
 MAX_HEAD_BYTES: Final = 64 << 10
 _HIGH_WATER: Final = 1 << 20
@@ -72,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         """What an exchange that has ended leaves behind on a connection that is used again."""
-        self.headers: RawHeaders = []
+        self.headers: Headers = []
         self.has_head = self.is_complete = self._keeps_alive = False
         self.received_bytes = 0
 

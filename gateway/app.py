@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.http_headers import Headers
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.authentication.access import Access, credential, is_callback, without_credentials
@@ -32,7 +33,7 @@ from gateway.handler_selection import ExchangeChoice
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from gateway.http.client_request import closing_connection
 from gateway.http.error_responses import InferenceClient, respond_with_error, send_error
-from gateway.http.headers import SECRET, Headers, RequestHeaders, read_headers
+from gateway.http.headers import SECRET, RequestHeaders, read_headers
 from gateway.http.openai import is_openai
 from gateway.http.routes import (
     ModelPath,

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import jwt
 
+from common.http_headers import Headers
 from common.pod_secret import PodSecret
 from gateway.authentication import OPERATOR, TenantKeys, reread
 from gateway.authentication.issuers import Issuer, KeySet, read_all_issuers, way_to_token
@@ -31,7 +32,6 @@ from gateway.errors import (
     SignInNeeded,
     Unauthorized,
 )
-from gateway.http.headers import Headers
 from registry.domain.model import ModelName
 
 LEEWAY_S: Final = 30.0

@@ -8,13 +8,14 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
+from common.http_headers import HOP_BY_HOP, Headers
 from common.pod_responses import FAILURE_STATUSES
 from gateway.dispatch.pod_request import head_beginning, head_rest
 from gateway.dispatch.request import Request
 from gateway.dispatch.reservations import Placement
 from gateway.dispatch.retries import NotExecuted
 from gateway.errors import Rejected
-from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers
+from gateway.http.headers import PILOTLIGHT
 from gateway.http.pod_connection import is_from_pod
 from gateway.http.pod_response import PodResponse, read_response, stage_times_ms
 from gateway.http.prompts import read_prompt

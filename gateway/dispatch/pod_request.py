@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
+from common.http_headers import Headers
 from common.pod_secret import PodSecret
 from gateway.authentication.access import without_credentials
 from gateway.dispatch.placer import Placer
@@ -13,7 +14,7 @@ from gateway.dispatch.reservations import Placement, Reservation, Reservations
 from gateway.dispatch.retries import RequestQuarantine, Retries
 from gateway.errors import GatewayError
 from gateway.http.body import HeldBodies, IncomingBody
-from gateway.http.headers import Headers, KnownHead, RequestHeaders, read_headers
+from gateway.http.headers import KnownHead, RequestHeaders, read_headers
 from gateway.http.pod_connection import PodConnection, PodConnectionPool
 from gateway.http.prompts import has_prompt
 from gateway.http.targets import ModelTarget, Verb

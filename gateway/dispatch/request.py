@@ -9,6 +9,7 @@ import time
 from http import HTTPStatus
 from typing import Final
 
+from common.http_headers import Headers
 from common.pod_responses import FAILURE_STATUSES
 from gateway.dispatch.pod_request import (
     RequestContext,
@@ -29,7 +30,7 @@ from gateway.dispatch.warm_request import WarmRequest
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import InferenceClient, wait_for_reader
-from gateway.http.headers import Headers, RequestHeaders
+from gateway.http.headers import RequestHeaders
 from gateway.http.pod_connection import (
     MESSAGES,
     PodConnection,

@@ -1,1 +1,1 @@
-"""gRPC: V2, with the decisions, limits and records of inference over HTTP, and its server."""
+"""V2 over gRPC, with the decisions, limits and records of inference over HTTP."""

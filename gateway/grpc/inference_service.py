@@ -20,17 +20,18 @@ from google.protobuf.message import DecodeError
 from starlette.types import Message
 
 from common.content_coding import unpack
+from common.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, Call
+from common.grpc.frames import may_be_sent
+from common.grpc.http2 import CreateCall, GrpcConnection
+from common.grpc.server import serving
+from common.http_headers import HOP_BY_HOP, Headers
 from common.inference_protocol.grpc_messages import INFERENCE, messages
 from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from common.shown_value import shown
 from gateway.app import GatewayApp
 from gateway.errors import BadRequest, GatewayError
-from gateway.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, Call
-from gateway.grpc.frames import may_be_sent
-from gateway.grpc.http2 import CreateCall, GrpcConnection
-from gateway.grpc.server import serving
 from gateway.http.error_responses import body_and_headers
-from gateway.http.headers import HOP_BY_HOP, MAX_DEADLINE_MS, PROTOBUF, Headers, KnownHead
+from gateway.http.headers import MAX_DEADLINE_MS, PROTOBUF, KnownHead
 from gateway.http.routes import parse_path, target_of
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
@@ -46,6 +47,8 @@ _CODES: Final = {
 }  # fmt: skip
 _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 """Of ModelMesh's clients; before the message's own field."""
+_OVERHEAD_BYTES: Final = 1 << 20
+"""Of a message beside a body; without it, a body of the maximum size is refused."""
 _DEADLINE: Final = b"x-pilotlight-deadline-ms"
 _DROPPED: Final = frozenset((*_MODEL_NAMES, b"content-type", b"content-length", b"te", b"host"))
 _VALUE: Final = re.compile(rb"[\x20-\x7e]*")
@@ -424,7 +427,16 @@ def _encoded(message: Any) -> bytes:
     return content
 
 
+def server_options(settings: GatewaySettings) -> dict[str, Any]:
+    return {
+        "host": settings.host,
+        "max_message_bytes": settings.max_body_bytes + _OVERHEAD_BYTES,
+        "drain_s": settings.drain_timeout,
+    }
+
+
 def serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
     """V2 at `--grpc-port`. Raises OSError if the port is taken."""
     is_ready = dict.fromkeys(("", INFERENCE, "grpc.health.v1.Health"), lambda: app.is_ready)
-    return serving(InferenceService(app).calls(), is_ready, settings, settings.grpc_port)
+    calls, options = InferenceService(app).calls(), server_options(settings)
+    return serving(calls, is_ready, port=settings.grpc_port, **options)

@@ -26,8 +26,9 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from common.http_connection import MAX_JOINED
+from common.http_headers import Headers
 from gateway.errors import ClientClosedRequest, GatewayError
-from gateway.http.headers import Headers, KnownHead
+from gateway.http.headers import KnownHead
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
 

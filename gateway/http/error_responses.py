@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import orjson
 
 from common.content_coding import ACCEPTED
+from common.http_headers import Headers
 from gateway.errors import (
     BodiesFull,
     BodyTooSlow,
@@ -19,7 +20,7 @@ from gateway.errors import (
 )
 from gateway.http import openai
 from gateway.http.body import BodySource
-from gateway.http.headers import Headers, KnownHead
+from gateway.http.headers import KnownHead
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
 

@@ -12,23 +12,17 @@ from typing import Any, Final, TypeVar
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from common.http_headers import HOP_BY_HOP, Headers
 from common.shown_value import shown
 from gateway.errors import BadRequest
 from registry.policy_names import ROUTING, SELECTION
 
-Headers = list[tuple[bytes, bytes]]
 Read = TypeVar("Read")
 
 MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 2048
 MAX_KNOWN_HEADERS: Final = 64
 """Of tiny ones, each takes a hundred bytes and more: 400 in each head were 50 MB."""
-HOP_BY_HOP: Final = frozenset(
-    (
-        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
-        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
-    )
-)  # fmt: skip
 _KNATIVE: Final = frozenset((b"k-network-probe", b"k-proxy-request"))
 """A queue-proxy would respond to the first itself, and not count requests with the second."""
 _KSERVE: Final = frozenset((b"kserve-isvc-name", b"kserve-isvc-namespace"))

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from common.http_client import MAX_IDLE_S, ConnectionPool
 from common.http_connection import Connection, InvalidResponse, NotConnected
+from common.http_headers import Headers
 from common.pod_responses import (
     FAILURE_STATUSES,
     MAX_BODY_BYTES,
@@ -17,7 +18,6 @@ from common.pod_responses import (
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import GatewayError, UpstreamLost
-from gateway.http.headers import Headers
 from gateway.http.pod_response import (
     LENGTH,
     TIMING,

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from common.http_headers import HOP_BY_HOP, Headers
 from common.pod_responses import parse_server_timing
-from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers, ReadHeads
+from gateway.http.headers import PILOTLIGHT, ReadHeads
 
 LENGTH: Final = b"content-length"
 TIMING: Final = b"server-timing"

@@ -14,6 +14,9 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from common.grpc.call import INTERNAL, INVALID_ARGUMENT, Call
+from common.grpc.http2 import GrpcConnection
+from common.http_headers import Headers
 from common.inference_protocol.grpc_messages import message_classes
 from gateway.app import GatewayApp
 from gateway.errors import (
@@ -23,11 +26,9 @@ from gateway.errors import (
     MethodNotAllowed,
     UnknownPath,
 )
-from gateway.grpc.call import INTERNAL, INVALID_ARGUMENT, Call
-from gateway.grpc.http2 import GrpcConnection
 from gateway.grpc.inference_service import get, target_of_call
 from gateway.http.error_responses import body_and_headers
-from gateway.http.headers import Headers, KnownHead
+from gateway.http.headers import KnownHead
 from gateway.http.openai import is_openai
 from gateway.request_task import RequestRun
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Final
 
 from common.certificates import make_certificates, make_context
+from common.grpc.server import serving
 from common.tls import PART_NAME, PartTls
 from gateway.app import GatewayApp
-from gateway.grpc.server import serving
+from gateway.grpc.inference_service import server_options
 from gateway.picker.process import PROCESS, Process
 from gateway.settings import GatewaySettings
 
@@ -35,9 +36,10 @@ async def serving_picker(app: GatewayApp, settings: GatewaySettings) -> AsyncIte
     tls = _tls(settings)
     is_ready = {**dict.fromkeys(_READY, lambda: app.is_ready), "liveness": lambda: True}
     services = {PROCESS: partial(Process, app, set())}
+    options = server_options(settings)
     async with (
         asyncio.TaskGroup() as group,
-        serving(services, is_ready, settings, settings.picker_port, tls.server),
+        serving(services, is_ready, port=settings.picker_port, tls=tls.server, **options),
     ):
         reloading = group.create_task(tls.reload_periodically())
         try:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
-from gateway.http.headers import Headers
+from common.http_headers import Headers
 from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.http.headers import Headers, RequestHeaders
+from common.http_headers import Headers
+from gateway.http.headers import RequestHeaders
 from gateway.telemetry.recent_requests import RecentRequest
 
 _ERROR_STATUS: Final = 500

@@ -11,6 +11,7 @@ from unittest.mock import NonCallableMagicMock
 from kserve.model_server import app as kserve_app
 from starlette.routing import Route
 
+from common.grpc.server import HEALTH
 from common.pod_secret import PodSecret
 from common.probe_server import PATHS
 from common.tls import PartTls
@@ -18,7 +19,6 @@ from controller.admission import validate
 from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
 from gateway.grpc.inference_service import InferenceService
-from gateway.grpc.server import HEALTH
 from gateway.picker.process import PROCESS
 from gateway.settings import GatewaySettings
 from registry.redis.client import Registry

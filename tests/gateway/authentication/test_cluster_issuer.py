@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from common.http_headers import Headers
 from gateway.authentication.access import Access, create_access
 from gateway.authentication.issuers import MIN_REFRESH_INTERVAL_S, ClusterIssuer
 from gateway.errors import Forbidden, InvalidToken, NotReady, Unauthorized
-from gateway.http.headers import Headers
 from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key

@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.grpc.frames import frame, header_frames, literal
+from common.grpc.server import HEALTH
 from common.inference_protocol.grpc_messages import INFERENCE, messages
-from gateway.grpc.frames import frame, header_frames, literal
 from gateway.grpc.inference_service import remaining_s, request_headers, sent_metadata
-from gateway.grpc.server import HEALTH
 from tests import servers
 from tests.gateway.grpc import calls
 
@@ -229,7 +229,7 @@ def test_a_packed_message_is_read(port: int) -> None:
 def strict(redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """With a time that a test can wait for."""
     port, folder = servers.free_port(), tmp_path_factory.mktemp("strict")
-    program = ("tests.with_constants", "gateway.grpc.http2:_CHECK_S=0.3", "gateway")
+    program = ("tests.with_constants", "common.grpc.http2:_CHECK_S=0.3", "gateway")
     with servers.gateway(folder, redis_url=redis.url, grpc_port=port, program=program):
         yield port
 

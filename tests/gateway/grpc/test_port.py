@@ -12,9 +12,9 @@ from hpack.exceptions import HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.grpc.frames import header_fragment, literal
+from common.grpc.server import HEALTH
 from common.inference_protocol.grpc_messages import INFERENCE
-from gateway.grpc.frames import header_fragment, literal
-from gateway.grpc.server import HEALTH
 from tests import servers
 from tests.gateway.grpc import calls
 

@@ -11,18 +11,15 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from gateway.grpc.call import INVALID_ARGUMENT, NOT_FOUND, Call
-from gateway.grpc.http2 import CreateCall, GrpcConnection
-from gateway.http.headers import Headers
-from gateway.settings import GatewaySettings
+from common.grpc.call import INVALID_ARGUMENT, NOT_FOUND, Call
+from common.grpc.http2 import CreateCall, GrpcConnection
+from common.http_headers import Headers
 
 logger = logging.getLogger(__name__)
 
 HEALTH: Final = b"/grpc.health.v1.Health/Check"
 """Which Kubernetes' probes and load balancers ask."""
 _BACKLOG: Final = 1024
-_OVERHEAD_BYTES: Final = 1 << 20
-"""Of a message beside a body; without it, a body of the maximum size is refused."""
 IsReady = Mapping[str, Callable[[], bool]]
 
 
@@ -55,11 +52,14 @@ class HealthCheck(Call):
 async def serving(
     services: Mapping[bytes, CreateCall],
     is_ready: IsReady,
-    settings: GatewaySettings,
+    *,
+    host: str,
     port: int,
+    max_message_bytes: int,
+    drain_s: float,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve on this event loop; at the end, calls in progress get the drain's time.
+    """Serve on this event loop; at the end, calls in progress get `drain_s`.
 
     Raises OSError if the port is taken.
     """
@@ -68,13 +68,13 @@ async def serving(
         GrpcConnection,
         {**services, HEALTH: partial(HealthCheck, is_ready)},
         connections,
-        max_message_bytes=settings.max_body_bytes + _OVERHEAD_BYTES,
+        max_message_bytes=max_message_bytes,
     )
     try:
-        server = await loop.create_server(create, settings.host, port, ssl=tls, backlog=_BACKLOG)
+        server = await loop.create_server(create, host, port, ssl=tls, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(f"gRPC port {port} of {settings.host}: {error}") from error
-    logger.info("gRPC listens", extra={"host": settings.host, "port": port})
+        raise OSError(f"gRPC port {port} of {host}: {error}") from error
+    logger.info("gRPC listens", extra={"host": host, "port": port})
     try:
         yield
     finally:
@@ -82,6 +82,6 @@ async def serving(
         for connection in list(connections):
             connection.leave()
         if closed := [each.closed for each in connections]:
-            await asyncio.wait(closed, timeout=settings.drain_timeout)
+            await asyncio.wait(closed, timeout=drain_s)
         for connection in list(connections):
             connection.transport.abort()

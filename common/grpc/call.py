@@ -5,7 +5,7 @@ from typing import Final, Protocol
 from urllib.parse import quote
 
 from common.content_coding import unpack
-from gateway.grpc.frames import (
+from common.grpc.frames import (
     END_HEADERS,
     END_STREAM,
     FRAME_BYTES,
@@ -15,7 +15,7 @@ from gateway.grpc.frames import (
     header_frames,
     literal,
 )
-from gateway.http.headers import Headers
+from common.http_headers import Headers
 
 CALL_WINDOW: Final = 1 << 18
 """Bytes that a call's client may send before they are taken."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from hpack.exceptions import HPACKError
 
-from gateway.http.headers import HOP_BY_HOP, Headers
+from common.http_headers import HOP_BY_HOP, Headers
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
     0, 1, 3, 4, 6, 7, 8, 9,

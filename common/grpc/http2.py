@@ -14,8 +14,8 @@ from typing import Any, Final
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from gateway.grpc.call import CALL_WINDOW, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
-from gateway.grpc.frames import (
+from common.grpc.call import CALL_WINDOW, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
+from common.grpc.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -36,7 +36,7 @@ from gateway.grpc.frames import (
     header_fragment,
     is_well_formed,
 )  # fmt: skip
-from gateway.http.headers import Headers
+from common.http_headers import Headers
 
 logger = logging.getLogger(__name__)
 
