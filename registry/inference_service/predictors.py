@@ -97,6 +97,10 @@ def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
     )
 
 
+_OF_STORAGE: Final = ("HF_TOKEN", "AWS_", "AZURE_", "GOOGLE_", "S3_")
+_INSTEAD: Final = "; put it into a Secret of the model's service account, whose keys are variables"
+
+
 def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> None:
     model = predictor[kind]
     found.path = f"spec.predictor.{kind}"
@@ -115,7 +119,7 @@ def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> No
         else:
             found.warnings.append(
                 f"{found.path}.env {text_of(name)} has no effect: the pods of the pool have their"
-                " own environment"
+                f" own environment{_INSTEAD if str(name).startswith(_OF_STORAGE) else ''}"
             )
     found.arguments = read_arguments(found.model, found.path)
     found.problems += found.arguments.problems

@@ -64,7 +64,7 @@ class RoleKeys:
                 WebIdentityToken=token,
                 DurationSeconds=KEYS_TTL_S,
             )["Credentials"]
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, ValueError) as error:  # ValueError: of a URL
             raise StorageFailed(
                 f"service account {account} could not assume {role!r} ({ROLE}): {error}; the role's"
                 " trust policy must allow sts:AssumeRoleWithWebIdentity to"

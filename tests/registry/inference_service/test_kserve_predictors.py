@@ -82,6 +82,11 @@ def test_probabilities_by_kserves_environment_variable() -> None:
     assert _read({"xgboost": model}).task is None
 
 
+def test_a_key_in_the_environment_is_warned_of_with_the_way_out() -> None:
+    model = {"storageUri": "hf://team/m", "env": [{"name": "HF_TOKEN", "value": "hf_x"}]}
+    assert "Secret of the model's service account" in str(_read({"huggingface": model}).warnings)
+
+
 @pytest.mark.parametrize(
     ("predictor", "spec", "names"),
     [

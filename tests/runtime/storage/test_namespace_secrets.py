@@ -282,8 +282,10 @@ def test_a_role_reads_s3_only(secrets: NamespaceSecrets) -> None:
         storage_access(spec, parse_rules(), POOL, secrets)
 
 
-def test_a_role_that_cannot_be_assumed_says_what_it_must_trust() -> None:
-    keys = RoleKeys({"AWS_ENDPOINT_URL_STS": f"http://127.0.0.1:{servers.free_port()}"})
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:{free_port}", "no url"])
+def test_a_role_that_cannot_be_assumed_says_what_it_must_trust(endpoint: str) -> None:
+    url = endpoint.format(free_port=servers.free_port())
+    keys = RoleKeys({"AWS_ENDPOINT_URL_STS": url})
     trust = "system:serviceaccount:team:role with audience sts.amazonaws.com"
     with pytest.raises(StorageFailed, match=trust):
         keys.of("team/role", {ROLE: ROLE_ARN}, lambda audience: f"token.for.{audience}")
