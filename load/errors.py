@@ -61,15 +61,7 @@ class WorkerFailed(RunFailed):
 
 
 class ReportError(LoadError):
-    """A file is not a run, or a report cannot be written."""
-
-
-class BadOutput(ReportError):
-    """The output folder cannot be created."""
-
-
-class BadRuns(Mistakes, ReportError):
-    """Files that cannot be reported on."""
+    """A file is not a run."""
 
 
 class InvalidCluster(Mistakes):

@@ -36,7 +36,6 @@ _VERBS: Final = {
     "make_model": ("make-model",),
     "get": ("get", "describe"),
     "logs": ("logs", "console", "autoscaler"),
-    "load": ("load", "report"),
     "kubernetes": ("controller", "scale"),
 }
 """The verbs of modules whose name is not their only verb."""

@@ -46,7 +46,7 @@ PARTS = {
     ),
     ("autoscaler",): ("autoscaler.__main__", "autoscaler.place"),
     ("kubernetes",): ("controller.main", "pilotlight.commands.doctor"),
-    ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.comparison"),
+    ("load",): ("load.generator.worker", "load.simulator.runs"),
     ("variants",): ("variants.look_process",),
     ("runtime",): ("runtime.__main__", "runtime.pod.pod", "runtime.engines.building"),
 }

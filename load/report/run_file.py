@@ -1,7 +1,6 @@
-"""Runs from files (Parquet, or the parts of a killed run), and time bins and units for plots."""
+"""Runs from files: Parquet, or the parts of a killed run."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,22 +9,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from load.errors import BadRuns, ReportError
+from load.errors import ReportError
 from load.generator.records import METADATA_KEY, parts_folder, read_parts, schema_of
-from load.report.run import (
-    Answers,
-    Bools,
-    Floats,
-    GroupedNames,
-    Run,
-    failures_of,
-    floats,
-    request_columns,
-)
+from load.report.run import Answers, GroupedNames, Run, failures_of, floats, request_columns
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from registry.domain.pod import STAGES
 
-MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
 _TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
 _ANSWERS: Final = ANSWER_SCHEMA.names[len(RECORD_SCHEMA) :]
@@ -33,38 +22,6 @@ _READ: Final = [
     *_NAMES, *_TIMES, "status", "error", "output_size",
     *(f"{stage}_ms" for stage in STAGES),
 ]  # fmt: skip
-
-
-def read_runs(given: Sequence[str]) -> list[Run]:
-    """The runs given as `FILE` or `NAME=FILE`. Raises BadRuns with all problems."""
-    problems = []
-    if not 1 <= len(given) <= MAX_RUNS:
-        problems.append(f"a report compares 1 to {MAX_RUNS} runs, got {len(given)}")
-    named = [_named(text) for text in given]
-    for name in sorted({name for name, _ in named}):
-        paths = [str(path) for each, path in named if each == name]
-        if len(paths) > 1:
-            problems.append(
-                f"{len(paths)} runs have the name {name!r}: {', '.join(paths)}; "
-                "give them different names with NAME=FILE"
-            )
-    runs = []
-    for name, path in [] if problems else named:
-        try:
-            runs.append(read_run(path, name))
-        except ReportError as error:
-            problems.append(str(error))
-    if problems:
-        raise BadRuns(problems)
-    return runs
-
-
-def _named(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if equals and name and not os.path.exists(text):  # Path.exists raises OSError for long names
-        return name.encode(errors="replace").decode(), Path(path).expanduser()
-    whole = Path(text).expanduser()
-    return whole.name.removesuffix(".parts").removesuffix(".parquet") or whole.name, whole
 
 
 def read_run(path: Path, name: str) -> Run:
@@ -178,55 +135,3 @@ def _json_object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-_BINS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86400)
-_MAX_BINS: Final = 240
-_MIN_MINUTES: Final = 5
-
-
-def bin_length_s(duration_s: float, *, minutes: bool = False) -> float:
-    """A round length that divides a duration into at most 240 bins, and at least 40 if it can.
-
-    With `minutes` it is a minute for durations from 5 minutes, as in Blinowski et al. 2024.
-    """
-    if minutes and duration_s >= _MIN_MINUTES * 60 and duration_s / 60 <= _MAX_BINS:
-        return 60.0
-    wanted = duration_s / (_MAX_BINS / 4)
-    return next((each for each in _BINS_S if each >= wanted), duration_s / _MAX_BINS)
-
-
-def bin_counts(times_s: Floats, length_s: float, bins: int, where: Bools | None = None) -> Floats:
-    """Number of times in each bin."""
-    chosen = times_s if where is None else times_s[where]
-    at = np.clip((chosen / length_s).astype(np.int64), 0, bins - 1)
-    return np.asarray(np.bincount(at, minlength=bins), dtype=np.float64)
-
-
-def bin_edges(length_s: float, bins: int, unit_s: float) -> Floats:
-    """Edges of the bins, in units of an axis."""
-    return np.asarray(np.arange(bins + 1) * length_s / unit_s, dtype=np.float64)
-
-
-def bin_name(length_s: float) -> str:
-    """`minute`, or `10 s`."""
-    names = {1.0: "second", 60.0: "minute", 3600.0: "hour", 86400.0: "day"}
-    return names.get(float(length_s), format_duration(length_s))
-
-
-def axis_unit(duration_s: float) -> tuple[float, str]:
-    """A unit for a time axis: its length in seconds and its name."""
-    if duration_s < 300:
-        return 1.0, "s"
-    return (60.0, "min") if duration_s < 4 * 3600 else (3600.0, "h")
-
-
-def format_duration(seconds: float) -> str:
-    """Two or three digits: `12 ms`, `3.4 s`, `5.0 min`."""
-    if seconds != seconds:
-        return "-"
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -161,7 +161,6 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
     [
         (["simulate", "--cluster", "c.yaml", "--trace", "t.csv"], "pyarrow", "load"),
         (["experiment"], "pyarrow", "load"),
-        (["report", "run.parquet"], "pyarrow", "load"),
         (["load", "run", "--trace", "t.csv", "--url", "http://gateway"], "pyarrow", "load"),
         (["up"], "torch", "platform"),
         (["demo"], "torch", "all"),

@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod import default_slots
 from research.experiments.elastic.burst_run import (
@@ -28,6 +27,7 @@ from research.experiments.elastic.burst_run import (
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed, spread
+from research.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 
 SEEDS: Final = (1, 2, 3, 4, 5)
 COUNTS: Final = (25, 100)

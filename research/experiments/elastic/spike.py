@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from load.report.style import COLOURS, DPI, LINES, legend_below, styled
 from research.experiments.elastic.spike_run import (
     KNATIVE,
     PREDICTIVE,
@@ -25,6 +24,7 @@ from research.experiments.harness.axes import rows_of_axes
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed, spread
+from research.report.style import COLOURS, DPI, LINES, legend_below, styled
 
 SEEDS: Final = (1, 2, 3, 4, 5)
 HELD_OUT_SEEDS: Final = (101, 102, 103)

@@ -9,9 +9,9 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from load.report.style import COLOURS, DPI, MARKERS, styled
 from research.experiments.elvinger.stages import Stages
 from research.experiments.harness.experiment import Cell, Table
+from research.report.style import COLOURS, DPI, MARKERS, styled
 
 _SHOWN_STAGES: Final = ("transfer", "build", "queue", "inference")
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from autoscaler.placement.plan import Placement
 from autoscaler.placement.problem import Profiles
-from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, styled
 from research.experiments.elvinger.cells import ElvingerCell, StatedPlan
+from research.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, styled
 
 _COLUMNS: Final = 2
 _NARROW: Final = 25

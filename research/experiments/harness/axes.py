@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from load.report.style import WIDTH_IN
+from research.report.style import WIDTH_IN
 
 
 def rows_of_axes(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:

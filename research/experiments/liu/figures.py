@@ -8,10 +8,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, legend_below, log_ticks, styled
 from registry.domain.pod import STAGES
 from research.demo import SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from research.experiments.liu.sizes import AFTER, BEFORE, LARGEST, LARGEST_LOAD, SIZES
+from research.report.style import (
+    COLOURS,
+    DPI,
+    HATCHES,
+    LINES,
+    MARKERS,
+    legend_below,
+    log_ticks,
+    styled,
+)
 
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"
 """By model and policy."""

@@ -16,13 +16,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from load.report.style import COLOURS, DPI, styled
 from registry.domain.model import RoutingPolicy
 from research.demo import FIXED_POLICIES, POLICIES, mean_s, percentile_s
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed
 from research.experiments.liu.simulated import PODS, ModelTimings, run_responses, simulation_of
+from research.report.style import COLOURS, DPI, styled
 
 _LOADS_S: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 _INFERS_S: Final = (0.1, 1.0, 10.0)

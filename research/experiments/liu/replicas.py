@@ -11,7 +11,6 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from load.report.style import COLOURS, DPI, MARKERS, legend_below, styled
 from registry.domain.model import Tier
 from research.demo import TimedResponse, mean_s
 from research.experiments.harness.axes import rows_of_axes
@@ -29,6 +28,7 @@ from research.experiments.liu.replicas_run import (
     simulate_replicas,
 )
 from research.experiments.liu.sizes import ABSENT, thesis_figures
+from research.report.style import COLOURS, DPI, MARKERS, legend_below, styled
 
 _ALONE, _FIRST, _FIRST_OF_OTHERS, _WARM = 6, 7, 8, 9
 """Numbers of the thesis's figures in `sigmaos_results.csv`."""

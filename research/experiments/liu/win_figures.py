@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
 from registry.domain.pod import STAGES
 from research.demo import (
     POLICIES,
@@ -20,6 +19,7 @@ from research.demo import (
     mean_stages_s,
 )
 from research.experiments.harness.experiment import Cell, Table
+from research.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
 
 FIGURES: Final = {"6.4.1": "6.4", "6.4.2": "6.5", "6.4.3": "6.6"}
 """Number of each workload's figure."""

@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from load.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, styled
 from research.experiments.harness.axes import rows_of_axes
 from research.experiments.harness.experiment import (
     Experiment,
@@ -32,6 +31,7 @@ from research.experiments.prewarm.runs import (
     simulate,
 )
 from research.experiments.prewarm.scenario import ReplayWindow
+from research.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, styled
 
 FILE: Final = "gentd26_per_minute.csv.gz"
 _HOURS: Final = (14 * 24, 16 * 24)

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 from research.experiments.regret.ratios import ByPolicy, regrets
 from research.experiments.regret.runs import FIXED, POLICIES
+from research.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 
 _SHOWN: Final = tuple(name for name in POLICIES if name != FIXED[1])
 

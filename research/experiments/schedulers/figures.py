@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, styled
 from research.experiments.harness.axes import rows_of_axes
 from research.experiments.schedulers.scheduler_configs import SCHEDULERS, SHIPPED
 from research.experiments.schedulers.usage_plot import draw_usage, usage_legend
+from research.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, styled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

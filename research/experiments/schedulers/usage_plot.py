@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
-from load.report.style import labels, legend_below
 from load.report.summary import TimeSpans, union
+from research.report.style import labels, legend_below
 
 _PIXELS: Final = 700
 """Minimum width of an axis: a narrower span could vanish between two pixels."""

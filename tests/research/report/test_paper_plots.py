@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 
-from load.report.style import LeftOut, Plot, styled
-from research.plots import goodput, pareto, utility, wasted_memory
+from research.report.paper_plots import goodput, pareto, utility, wasted_memory
+from research.report.style import LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 from tests.load.report.test_answers import answered_run
 

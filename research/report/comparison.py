@@ -4,19 +4,19 @@ import base64
 import io
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from load.errors import BadOutput, ReportError
-from load.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
 from load.report.run import Run
-from load.report.run_file import format_duration
-from load.report.style import COLOURS, DPI, LeftOut, Plot, styled
 from load.report.summary import PERCENTILES, summarise
-from registry.policy_names import PolicyNames
+from pilotlight.errors import InvalidInput, RequestFailed
+from research.report.paper_plots import goodput, utility, wasted_memory
+from research.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
+from research.report.style import COLOURS, DPI, LeftOut, Plot, styled
+from research.report.time_bins import format_duration
 
 _MAX_MODELS: Final = 25
 _STYLE: Final = """
@@ -240,9 +240,17 @@ def _format_seconds(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(seconds)
 
 
-PLOTS: Final = (arrivals, completion_times, deadline_misses, cold_starts, stages)
-PLUG_INS: Final = PolicyNames("pilotlight.plots")
-"""Functions of runs, as those above, in other distributions; None: nothing of these runs."""
+PLOTS: Final = (
+    arrivals,
+    completion_times,
+    deadline_misses,
+    cold_starts,
+    stages,
+    goodput,
+    utility,
+    wasted_memory,
+)
+"""Functions of runs; None: nothing of these runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,36 +267,37 @@ def write_report(
     """Write `index.html`, `report.json` and a PNG per plot into a folder.
 
     Raises:
-        BadOutput: the folder cannot be created; nothing was written.
-        ReportError: a file cannot be written.
+        InvalidInput: the folder cannot be created; nothing was written.
+        RequestFailed: a file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadOutput(
-            f"--output must be a folder, or a name for a new one, was {folder}: {error.strerror}"
+        raise InvalidInput(
+            [f"--output must be a folder, or a name for a new one, was {folder}: {error.strerror}"]
         ) from error
     try:
         return _write(runs, folder, on_progress)
     except OSError as error:
-        raise ReportError(f"--output: cannot write to {folder}: {error}") from error
+        raise RequestFailed(f"--output: cannot write to {folder}: {error}") from error
 
 
 def _write(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> WrittenReport:
-    total = len(PLOTS) + len(PLUG_INS) + 1
+    total = len(PLOTS) + 1
     on_progress(0, total, "measures")
     summaries = [summarise(run) for run in runs]
     drawn: list[tuple[Plot, bytes]] = []
     left_out: list[LeftOut] = []
     with styled():
-        for done, each in enumerate(_plots(runs), start=1):
+        for done, draw in enumerate(PLOTS, start=1):
+            each = draw(runs)
             if isinstance(each, LeftOut):
                 left_out.append(each)
-            else:
+            elif each is not None:
                 drawn.append((each, _png(each)))
-            on_progress(done, total, each.heading)
+            on_progress(done, total, draw.__name__.replace("_", " "))
     images = []
     for plot, image in drawn:
         images.append(folder / f"{plot.name}.png")
@@ -298,14 +307,6 @@ def _write(
     index.write_text(text, encoding="utf-8", errors="replace")
     (folder / "report.json").write_text(json.dumps(summaries, indent=2))
     return WrittenReport(index, tuple(images), tuple(left_out), tuple(summaries))
-
-
-def _plots(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
-    yield from (plot(runs) for plot in PLOTS)
-    for name in PLUG_INS:
-        drawn: Plot | LeftOut | None = PLUG_INS.load(name)(runs)
-        if drawn is not None:
-            yield drawn
 
 
 def _png(plot: Plot) -> bytes:

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from load.report.run import Floats, Run
-from load.report.run_file import axis_unit, bin_counts, bin_edges, bin_length_s, bin_name
-from load.report.style import (
+from registry.domain.pod import STAGES
+from research.report.style import (
     COLOURS,
     HATCHES,
     LINES,
@@ -27,7 +27,7 @@ from load.report.style import (
     one_axes,
     row_height_in,
 )
-from registry.domain.pod import STAGES
+from research.report.time_bins import axis_unit, bin_counts, bin_edges, bin_length_s, bin_name
 
 
 def arrivals(runs: Sequence[Run]) -> Plot:

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from load.report.run import WASTED_KEY, Run
-from load.report.style import (
+from load.report.summary import summarise_answers
+from research.report.style import (
     COLOURS,
     MARKERS,
     LeftOut,
@@ -18,7 +19,6 @@ from load.report.style import (
     not_shown_note,
     one_axes,
 )
-from load.report.summary import summarise_answers
 
 _GB: Final = 1e9
 _AXIS_MARGIN: Final = 1.15

@@ -11,8 +11,8 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from load.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
-from load.report.style import LeftOut, Plot, styled
+from research.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
+from research.report.style import LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 
 

@@ -1,0 +1,1 @@
+"""`pilotlight report`: runs compared in one HTML page, with a PNG per plot."""
