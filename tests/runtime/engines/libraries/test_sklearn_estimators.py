@@ -80,7 +80,7 @@ def _histogram_tree_with(field: str, value: int) -> Any:
     [
         _tree_with_a_child_that_is_not_there,
         pytest.param(lambda: _histogram_tree_with("left", 9999), id="child that is not there"),
-        pytest.param(lambda: _histogram_tree_with("right", 0), id="circle"),
+        pytest.param(lambda: _histogram_tree_with("right", 0), id="circle", marks=pytest.mark.slow),
     ],
 )
 def test_unsound_models_end_or_hold_up_their_own_process_alone(
