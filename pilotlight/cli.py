@@ -20,7 +20,7 @@ from registry.errors import PluginError
 from registry.policy_names import PolicyNames
 
 _PANELS: Final = {
-    "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
+    "Serve models": ("up", "key", "apply", "canary", "predict", "get"),
     "See what happens": ("top", "logs", "doctor"),
     "Prepare models and applications": ("profile", "make_model", "sneakpeek", "workflow"),
     "Load, simulate": ("load", "simulate"),
@@ -31,7 +31,6 @@ _VERBS: Final = {
     "up": ("up", "down"),
     "apply": ("apply", "delete"),
     "canary": ("promote", "rollback"),
-    "import_objects": ("import",),
     "predict": ("predict", "explain"),
     "make_model": ("make-model",),
     "get": ("get", "describe"),

@@ -69,7 +69,10 @@ _REFUSED_KINDS: Final[Mapping[str, str]] = {
         "declare an InferenceService with modelFormat huggingface and, as storageUri, the uri of "
         "its spec.model"
     ),
-    "Predictor": "`pilotlight import modelmesh` makes an InferenceService of it",
+    "Predictor": (
+        "declare an InferenceService with its spec.modelType as modelFormat and its spec.path and "
+        "spec.storage.s3 as storage"
+    ),
 }
 """Kinds that declare a model in a way that is not read here."""
 

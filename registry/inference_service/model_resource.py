@@ -78,28 +78,6 @@ def name_fields(problem: str) -> str:
     return _NAMED.sub(lambda found: f"spec.{field_name(found[1])}", problem)
 
 
-def as_model(service: Mapping[str, Any]) -> dict[str, Any]:
-    """The Model that says the same as a valid InferenceService of a pool."""
-    metadata = service["metadata"]
-    policy: dict[str, Any] = {}
-    others: dict[str, str] = {}
-    for name, text in metadata.get("annotations", {}).items():
-        key = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX):
-            kind = KEYS[key].schema["type"]
-            value = int(text) if kind == "integer" else text == "true"
-            policy[field_name(key)] = text if kind == "string" else value
-        elif name != MODE:
-            others[name] = text
-    kept = {key: value for key, value in metadata.items() if key != "annotations"}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {**kept, **({"annotations": others} if others else {})},
-        "spec": {**policy, **service["spec"]},
-    }
-
-
 def _mapping(parent: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = parent.get(key)
     return value if isinstance(value, dict) else {}

@@ -76,7 +76,7 @@ def test_kinds_that_declare_no_model_are_passed_over_with_a_line(kind: str, line
     [
         ("TrainedModel", "declare an InferenceService with the storageUri of its spec.model"),
         ("LLMInferenceService", "declare an InferenceService with modelFormat huggingface"),
-        ("Predictor", "`pilotlight import modelmesh` makes an InferenceService of it"),
+        ("Predictor", "declare an InferenceService with its spec.modelType as modelFormat"),
         ("Deployment", "kind must be one of InferenceService, Model, InferenceApplication, Infere"),
     ],
 )
