@@ -21,7 +21,7 @@ from registry.policy_names import PolicyNames
 
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "predict", "get"),
-    "See what happens": ("top", "logs", "doctor"),
+    "See what happens": ("logs", "doctor"),
     "Prepare models and applications": ("profile", "make_model", "sneakpeek", "workflow"),
     "Load, simulate": ("load", "simulate"),
     "Kubernetes": ("kubernetes",),
@@ -34,7 +34,7 @@ _VERBS: Final = {
     "predict": ("predict", "explain"),
     "make_model": ("make-model",),
     "get": ("get", "describe"),
-    "logs": ("logs", "console", "autoscaler"),
+    "logs": ("logs", "autoscaler"),
     "kubernetes": ("controller", "scale"),
 }
 """The verbs of modules whose name is not their only verb."""

@@ -7,19 +7,13 @@ from math import inf
 
 from autoscaler.policy import CopyUse
 from load.simulator.applications import SimulatedApplications
-from load.simulator.cluster.plan import IGNITER, INTERFERENCE, ClusterPlan, PodPlan
+from load.simulator.cluster.plan import ClusterPlan, PodPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.gateway import QueueOptions, SimulatedGateway
 from load.simulator.memory_registry import MemoryRegistry
 from load.simulator.pods.node import SimulatedMachine, SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
-from load.simulator.pods.shared_processors import (
-    Interference,
-    SharedGpu,
-    no_slowdown,
-    overlap_slowdowns,
-    table_slowdowns,
-)
+from load.simulator.pods.shared_processors import SharedGpu, no_slowdown, overlap_slowdowns
 from load.simulator.records import FinishedRequests
 from load.simulator.run_summary import Summary
 from registry.domain.application import AccuracyProfile
@@ -202,7 +196,10 @@ class SimulatedCluster:
     def _gpu(self, node: str, name: str) -> SharedGpu:
         gpu = self._gpus.get((node, name))
         if gpu is None:
-            gpu = self._gpus[node, name] = SharedGpu(self._events, _interference(self._plan))
+            gpu = self._gpus[node, name] = SharedGpu(
+                self._events,
+                overlap_slowdowns if self._plan.interference == "overlap" else no_slowdown,
+            )
         return gpu
 
     def _place_pods(self) -> None:
@@ -238,17 +235,3 @@ class SimulatedCluster:
 
     def _kill(self, name: str) -> None:
         self._pods[name].kill()
-
-
-def _interference(plan: ClusterPlan) -> Interference:
-    if plan.interference == "table":
-        known = {
-            (str(ModelName.parse(model)), str(ModelName.parse(beside))): factor
-            for model, beside, factor in plan.pairs
-        }
-        return table_slowdowns(known)
-    if plan.igniter:
-        plug_in = INTERFERENCE.load(IGNITER)
-        found: Interference = plug_in(plan.igniter, [])
-        return found
-    return overlap_slowdowns if plan.interference == "overlap" else no_slowdown

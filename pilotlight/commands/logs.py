@@ -1,4 +1,4 @@
-"""`logs`, `console`, `autoscaler`: what a running platform has written, where it is shown."""
+"""`logs`, `autoscaler`: what a running platform has written."""
 
 import time
 from pathlib import Path
@@ -58,24 +58,6 @@ def _print_log(output: Output, path: Path, *, tail: int, follow: bool) -> None:
             *whole, rest = (rest + log.read()).split("\n")
             for line in whole:
                 output.line(line)
-
-
-_SIGN_IN = "sign in there with the namespace as user (none for an operator), the key as password"
-
-
-@app.command()
-def console(
-    *,
-    gateway: flags.Gateway = None,
-    key: flags.Key = "",
-    home: flags.Home = None,
-    json_: flags.Json = False,
-) -> None:
-    """Print the address of the web console."""
-    output, url = Output(json_), PlatformTarget.of(home, gateway=gateway).gateway_url + "/console"
-    output.result({"console": url}, [url])
-    if key:
-        output.note(_SIGN_IN)
 
 
 _FORGOTTEN_S = 600.0

@@ -15,7 +15,7 @@ from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
 from pilotlight.output import Output
 from pilotlight.platform.machine import Machine
-from registry.policy_names import LOADING, PolicyNames
+from registry.policy_names import LOADING
 
 LIVE: Final = "live"
 """Value of `--cluster` for the running platform."""
@@ -54,19 +54,6 @@ def simulate(
             help="With --cluster live: pods to add to the running ones; below 0: to leave out.",
         ),
     ] = 0,
-    workflows: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A[,A…]",
-            help="In place of --cluster: applications of the experiment `workflows` (gill, "
-            "knowledge-card, debate, mix) on eight devices. --trace is a file of requests by "
-            "minute; --policy is a scheduling policy: speculative, greedy, round-robin, static, "
-            "reactive or reactive-alone (default: all).",
-        ),
-    ] = None,
-    minutes: Annotated[
-        int, typer.Option(min=1, max=120, help="Minutes of the trace, with --workflows.")
-    ] = 10,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -134,8 +121,8 @@ def simulate(
         from pilotlight.commands.simulated_likeness import LiveRun
         from pilotlight.commands.simulation_runs import SimulationPlan, run_simulations
 
-    if [cluster, workflows, like].count(None) != 2:
-        raise InvalidInput(["give one of --cluster FILE, --like RUN and --workflows APPLICATION"])
+    if (cluster is None) == (like is None):
+        raise InvalidInput(["give --cluster FILE or --like RUN, and not both"])
     live = None if like is None else LiveRun.read(like)
     if live is not None:
         if trace is not None:
@@ -145,11 +132,6 @@ def simulate(
         policy = live.policy if policy == _OWN else policy
     if trace is None:
         raise InvalidInput(["--trace is missing: a file or a generator, see docs/load.md"])
-    if workflows is not None:
-        PolicyNames("pilotlight.simulations").load("workflows")(
-            workflows, trace=Path(trace), policies=policy, seed=seed, minutes=minutes, output=output
-        )
-        return
     assert cluster is not None
     if more_pods and str(cluster) != LIVE:
         raise InvalidInput([f"--more-pods {more_pods} needs --cluster live, was {cluster}"])

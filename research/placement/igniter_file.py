@@ -5,14 +5,12 @@ A file of measurements is one JSON object of `hardware` and a key per model.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from autoscaler.placement import ProfileFit
 from autoscaler.placement.problem import InvalidPlacementInput
-from load.simulator.pods.shared_processors import GpuBatch, Interference
-from registry.domain.model import ModelName
 from registry.domain.pod import IMPORTED, Profile, ProfilePoint, ShareFactor
 from research.placement.igniter_fit import (
     BATCHES,
@@ -24,7 +22,7 @@ from research.placement.igniter_fit import (
     fit_model,
     fit_profile,
 )
-from research.placement.igniter_model import NAME, IgniterFit, Resident, decode_fit, predict
+from research.placement.igniter_model import NAME, IgniterFit, decode_fit
 
 _HARDWARE: Final = "hardware"
 _SOURCE: Final = "imported: iGniter's measurements, times of the accelerator alone"
@@ -127,39 +125,6 @@ def is_fit(stored: Any) -> bool:
 
 
 FIT: Final = ProfileFit("iGniter's coefficients", _fit, is_fit)
-
-
-def interference(measured: Mapping[str, Any], models: Sequence[str]) -> Interference:
-    """Slowdowns by formulas 1-11; each batch has as much of the GPU as it uses.
-
-    `models`: those that must have measurements. Raises InvalidPlacementInput with all mistakes.
-    """
-    known = {
-        str(ModelName.parse(name)): fit for name, (_, fit) in _fitted(measured, "igniter").items()
-    }
-    problems = [
-        f"igniter: must have measurements of every model, has none of {name}"
-        for name in models
-        if name not in known
-    ]
-    if problems:
-        raise InvalidPlacementInput(problems)
-
-    def slowdowns(running: Sequence[GpuBatch]) -> list[float]:
-        fits = [known[each.model] for each in running]
-        residents = [
-            Resident(fit.model, each.rows, each.used_pct)
-            for fit, each in zip(fits, running, strict=True)
-        ]
-        if not residents:
-            return []
-        hardware = fits[0].hardware
-        return [
-            max(1.0, beside.gpu / predict([resident], hardware)[0].gpu)
-            for resident, beside in zip(residents, predict(residents, hardware), strict=True)
-        ]
-
-    return slowdowns
 
 
 class _Reader:

@@ -1,24 +1,44 @@
-"""`simulate --workflows`: workflows on simulated devices, placed by the live policies."""
+"""`simulate-workflows`: workflows on simulated devices, placed by the live policies."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from research.simulated_workflows.applications import APPLICATIONS
 from research.simulated_workflows.simulation import POLICIES, placement_tasks, simulate_workflows
 
+app = typer.Typer()
 
+
+@app.command("simulate-workflows")
 def simulate(
-    applications: str, *, trace: Path, policies: str, seed: int, minutes: int, output: Output
+    applications: Annotated[
+        str,
+        typer.Argument(
+            metavar="A[,A…]",
+            help="Applications of the experiment `workflows`: gill, knowledge-card, debate, mix.",
+        ),
+    ],
+    *,
+    trace: Annotated[
+        Path, typer.Option(help="Requests by minute and model: columns minute, model, count; gzip.")
+    ],
+    policy: Annotated[
+        str, typer.Option(metavar="P[,P…]", help="Scheduling policies, one run each.")
+    ] = ",".join(POLICIES),
+    minutes: Annotated[int, typer.Option(min=1, max=120, help="Minutes of the trace.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal results.")] = 0,
+    json_: flags.Json = False,
 ) -> None:
-    """One simulation per application and policy, which commas separate; `own`: all policies.
-
-    `trace`: requests by minute and model: columns minute, model, count; gzip. Raises InvalidInput
-    with all mistakes.
-    """
-    chosen = _chosen(applications.split(","), policies, trace)
+    """Run applications' workflows on eight simulated devices."""
+    output = Output(json_)
+    chosen = _chosen(applications.split(","), policy.split(","), trace)
     found = []
     for task in placement_tasks(
         trace, [seed], minutes, applications=applications.split(","), policies=chosen
@@ -61,13 +81,12 @@ def simulate(
     )
 
 
-def _chosen(applications: Sequence[str], names: str, trace: Path) -> Sequence[str]:
+def _chosen(applications: Sequence[str], policies: Sequence[str], trace: Path) -> Sequence[str]:
     """The policies, where all flags are right."""
-    policies = POLICIES if names == "own" else names.split(",")
     problems = [
         f"{flag} must be one or more of {', '.join(allowed)}, was {name!r}"
         for flag, given, allowed in (
-            ("--workflows", applications, tuple(APPLICATIONS)),
+            ("APPLICATIONS", applications, tuple(APPLICATIONS)),
             ("--policy", policies, POLICIES),
         )
         for name in given

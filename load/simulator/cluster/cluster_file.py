@@ -4,7 +4,7 @@ Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simu
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -13,17 +13,9 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from autoscaler.placement.problem import InvalidPlacementInput
 from load.errors import InvalidCluster
 from load.simulator.cluster.budgets import ModelGroup, fit_problems
-from load.simulator.cluster.plan import (
-    IGNITER,
-    INTERFERENCE,
-    ClusterPlan,
-    ModelPlan,
-    NodePlan,
-    PodPlan,
-)
+from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.cluster.sections import (
     MAX_COUNT,
     ClusterSection,
@@ -34,7 +26,7 @@ from load.simulator.cluster.sections import (
 )
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import ProfilePoint
-from registry.errors import InvalidYaml, PluginError
+from registry.errors import InvalidYaml
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.documents import read_yaml
 
@@ -72,7 +64,6 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
     problems += [*_unknown_models(nodes, models), *_unlike_machines(nodes)]
-    problems += _igniter_problems(read.igniter, models)
     applications = application_plans(read.applications, models, problems)
     if problems:
         raise InvalidCluster([f"{source}: {problem}" for problem in problems])
@@ -84,8 +75,6 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         eviction=read.eviction,
         heartbeat_s=read.heartbeat,
         interference=read.interference,
-        pairs=tuple((each.model, each.beside, each.factor) for each in read.pairs),
-        igniter=read.igniter,
         applications=applications,
         jitter=read.jitter,
     )
@@ -230,16 +219,6 @@ def _unlike_machines(nodes: tuple[NodePlan, ...]) -> list[str]:
         if (other := first.setdefault(node.machine, node)) is not node
         and getattr(other, field) != getattr(node, field)
     ]
-
-
-def _igniter_problems(measured: Mapping[str, Any], models: Sequence[ModelPlan]) -> list[str]:
-    if not measured:
-        return []
-    try:
-        INTERFERENCE.load(IGNITER)(measured, [str(each.spec.name) for each in models])
-    except (InvalidPlacementInput, PluginError, TypeError, ValueError) as error:
-        return getattr(error, "problems", [f"igniter: {error}"])
-    return []
 
 
 def _duplicate_names(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> list[str]:

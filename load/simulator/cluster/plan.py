@@ -7,16 +7,10 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Final
 
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod import ProfilePoint, default_slots
-from registry.policy_names import PolicyNames
-
-IGNITER: Final = "igniter"
-INTERFERENCE: Final = PolicyNames("pilotlight.interference", ("none", "overlap", "table"))
-"""How pods of one GPU slow each other down; of plug-ins the file may name `igniter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +170,7 @@ class ClusterPlan:
     """One of the policies of `runtime.tiers.eviction`."""
     heartbeat_s: float = 1.0
     interference: str = "none"
-    """How pods of one GPU slow each other down: `none`, `overlap`, `table` or `igniter`."""
-    pairs: tuple[tuple[str, str, float], ...] = ()
-    """Measured: model, neighbour, slowdown."""
-    igniter: Mapping[str, Any] = field(default_factory=dict)
-    """Measurements for interference `igniter`."""
+    """How pods of one GPU slow each other down: `none` or `overlap`."""
     applications: tuple[ApplicationPlan, ...] = ()
     jitter: float = 0.0
     """Standard deviation of the logarithm of inference times; 0: none."""

@@ -306,12 +306,6 @@ class ModelsSection(Section):
         return self
 
 
-class PairSection(Section):
-    model: str
-    beside: str
-    factor: Annotated[float, Field(ge=1, le=1000)]
-
-
 class NetworkSection(Section):
     gateway_hop: Duration = 0.0002
     pod_hop: Duration = 0.002
@@ -323,19 +317,6 @@ class ClusterSection(Section):
     network: NetworkSection = NetworkSection()
     eviction: Literal["lru", "greedy-dual"] = "greedy-dual"
     heartbeat: Annotated[Duration, Field(gt=0)] = 1.0
-    interference: Literal["none", "overlap", "table", "igniter"] = "none"
-    pairs: list[PairSection] = []
-    igniter: dict[str, Any] = {}
+    interference: Literal["none", "overlap"] = "none"
     applications: list[ApplicationSection] = []
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
-
-    @model_validator(mode="after")
-    def _uses_its_pairs(self) -> ClusterSection:
-        if bool(self.pairs) != (self.interference == "table"):
-            raise ValueError("interference: table needs pairs, and only it reads them")
-        if bool(self.igniter) != (self.interference == "igniter"):
-            raise ValueError(
-                "interference: igniter needs the mapping igniter, with hardware and models as in "
-                "iGniter's file of measurements, and only it reads it"
-            )
-        return self

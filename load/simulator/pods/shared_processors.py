@@ -6,14 +6,12 @@ by their number of threads (max-min fairness).
 
 On a GPU each batch has the time that it takes alone; while others run beside it, it advances slower
 by a factor, which is computed anew when a batch starts or ends: `none`; `overlap`: while the
-multiprocessors used exceed 100 %, all are slower in proportion; `table`: the measured factor of
-each neighbour. None of these is a planner's own. Others are plug-ins: functions of measurements
-and of models' names, such as `igniter` in `research/placement/igniter_file.py`.
+multiprocessors used exceed 100 %, all are slower in proportion. Neither is a planner's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -152,23 +150,6 @@ def overlap_slowdowns(running: Sequence[GpuBatch]) -> list[float]:
     """Multiprocessors are divided in proportion to need."""
     used = sum([each.used_pct for each in running])
     return [max(1.0, used / _WHOLE_PCT)] * len(running)
-
-
-def table_slowdowns(pairs: Mapping[tuple[str, str], float]) -> Interference:
-    """`pairs`: the slowdown by (model, neighbour); those of several neighbours add up."""
-
-    def slowdowns(running: Sequence[GpuBatch]) -> list[float]:
-        return [
-            1.0
-            + sum(
-                pairs.get((each.model, other.model), 1.0) - 1.0
-                for other in running
-                if other is not each
-            )
-            for each in running
-        ]
-
-    return slowdowns
 
 
 class SharedGpu:

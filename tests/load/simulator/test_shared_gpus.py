@@ -7,9 +7,7 @@ import pytest
 from autoscaler.placement.prediction import share_factor
 from load.errors import InvalidCluster
 from registry.domain.model import RoutingPolicy
-from research.placement.igniter_model import Resident, predict
 from tests.load.simulator.small_cluster import cluster, run, took_s
-from tests.research.placement.igniter_cases import coefficients, igniter_document, measured
 
 TWO_MODELS: list[dict[str, Any]] = [
     {
@@ -39,41 +37,6 @@ def test_a_batch_slows_and_quickens_as_its_neighbour_starts_and_ends() -> None:
     found = _times_s([(0.0, "a"), (0.05, "b")], interference="overlap")
     beside_s = 0.05 * 1.2
     assert found == [pytest.approx(0.05 + beside_s), pytest.approx(beside_s + 0.05)]
-
-
-def test_measured_pairs_slow_only_the_model_that_they_are_of() -> None:
-    pairs = [{"model": "a", "beside": "b", "factor": 2.0}]
-    found = _times_s([(0.0, "a"), (0.0, "b")], interference="table", pairs=pairs)
-    assert found == [pytest.approx(0.15), pytest.approx(0.1)]
-
-
-def test_neighbours_slow_down_as_igniter_predicts() -> None:
-    document = igniter_document()
-    document["a"], document["b"] = document.pop("small"), document.pop("large")
-    found = _times_s([(0.0, "a"), (1.0, "a"), (1.0, "b")], interference="igniter", igniter=document)
-    known = coefficients(measured(document, "gpu"), "gpu")
-    residents = [Resident(known.models[name], 1, 60.0) for name in "ab"]
-    a, b = (
-        each.gpu / predict([alone], known.hardware)[0].gpu
-        for alone, each in zip(residents, predict(residents, known.hardware), strict=True)
-    )
-    assert 1.01 < b < a
-    b_took_s = 0.1 * b
-    a_took_s = b_took_s + 0.1 - b_took_s / a
-    assert found == [0.1, pytest.approx(a_took_s, abs=1e-6), pytest.approx(b_took_s, abs=1e-6)]
-
-
-def test_measurements_of_igniter_are_checked_with_the_rest_of_the_file() -> None:
-    document = igniter_document() | {"a": {}}
-    del document["hardware"]["bandwidth"]
-    with pytest.raises(InvalidCluster) as refused:
-        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=document)
-    for text in ("hardware.bandwidth must be a positive number", "a.kernel must be"):
-        assert text in str(refused.value)
-    one = igniter_document()
-    one["a"] = one["small"]
-    with pytest.raises(InvalidCluster, match="has none of default/b"):
-        cluster({"gpus": ["g0"]}, *TWO_MODELS, interference="igniter", igniter=one)
 
 
 def test_a_share_below_the_need_slows_down() -> None:
@@ -125,8 +88,6 @@ def test_batches_are_built_for_the_replicas_in_turn() -> None:
             "model must be one of models, was 'default/z'",
             id="model",
         ),
-        pytest.param({}, {"interference": "table"}, "table needs pairs", id="pairs"),
-        pytest.param({}, {"interference": "igniter"}, "needs the mapping igniter", id="igniter"),
         pytest.param({"pods": [{"gpu": "g0", "share": 0}]}, {}, "share", id="zero"),
     ],
 )

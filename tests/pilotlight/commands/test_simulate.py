@@ -1,6 +1,5 @@
 """`pilotlight simulate`: all combinations, interrupted runs, invalid input."""
 
-import gzip
 import json
 import os
 import signal
@@ -20,7 +19,6 @@ from load.simulator.runs import parquet_writer
 from pilotlight.commands.simulation_runs import SimulationPlan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from research.simulated_workflows.simulation import POLICIES
 from tests import servers
 from tests.pilotlight.conftest import Cli
 
@@ -396,40 +394,6 @@ def test_a_folder_at_the_path_of_records_is_reported(
     assert f"error: --out: cannot write {tmp_path / 'own.parquet'}: " in ran.err
 
 
-def test_workflows_take_known_applications_and_a_trace(cli: Cli, tmp_path: Path) -> None:
-    wrong = cli(
-        "simulate",
-        "--workflows",
-        "gill,chat",
-        "--policy",
-        "fastest",
-        "--trace",
-        str(tmp_path / "none.csv.gz"),
-    )
-    assert wrong.status == 2
-    assert "--workflows must be one or more of gill" in wrong.err
-    assert "was 'chat'" in wrong.err
-    assert "--policy must be one or more of speculative" in wrong.err
-    assert "--trace must name a file" in wrong.err
-
-
-def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) -> None:
-    rows = [
-        f"{227 * 120 + minute},m{model},{count}"
-        for minute in range(2)
-        for model, count in enumerate((5, 9, 2))
-    ]
-    trace = tmp_path / "minutes.csv.gz"
-    with gzip.open(trace, "wt") as file:
-        file.write("\n".join(["minute,model,count", *rows]))
-    found = cli(
-        "simulate", "--workflows", "gill", "--trace", str(trace), "--minutes", "1", "--json"
-    ).document
-    assert [each["policy"] for each in found] == list(POLICIES)
-    assert len({each["requests"] for each in found}) == 1
-    assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]
-
-
 def test_a_run_is_simulated_on_its_own_cluster(cli: Cli, tmp_path: Path) -> None:
     """A run that was itself simulated is met, as exactly as its percentiles are known."""
     common = ("--processes", "1", "--json")
@@ -460,10 +424,13 @@ def test_a_run_is_simulated_on_its_own_cluster(cli: Cli, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--trace", "poisson:rate=1,duration=2s,names=a"), "give one of --cluster FILE, --like"),
+        (("--trace", "poisson:rate=1,duration=2s,names=a"), "give --cluster FILE or --like RUN"),
         (("--cluster", str(CLUSTER)), "--trace is missing"),
         (("--like", "none.parquet"), "none.parquet: no such file"),
-        (("--like", "none.parquet", "--cluster", str(CLUSTER)), "give one of --cluster"),
+        (
+            ("--like", "none.parquet", "--cluster", str(CLUSTER)),
+            "give --cluster FILE or --like RUN",
+        ),
     ],
 )
 def test_what_is_simulated_is_named_once(cli: Cli, flags: tuple[str, ...], expected: str) -> None:
