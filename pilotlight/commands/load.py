@@ -1,6 +1,5 @@
 """`load run`: flags. The libraries come with an extra, imported when it runs."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import InvalidInput, requires_extra
+from pilotlight.errors import requires_extra
 from pilotlight.output import Output
 
 app = typer.Typer()
@@ -44,10 +43,8 @@ def run(
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="P[,P…]",
             help="Routing policy of all requests, or selection policy of applications. Default: "
-            "their own. With several, each plays the trace from equal starts: all models are "
-            "unloaded before it, and the file's name ends with it.",
+            "their own."
         ),
     ] = None,
     payload: Annotated[
@@ -105,38 +102,29 @@ def run(
         from load.generator.settings import RunSettings
         from pilotlight.commands.load_play import (
             RunStart,
-            output_of,
             read_example_options,
             read_settings,
             run_load,
         )
 
     target = PlatformTarget.of(home)
-    policies: list[str | None] = [*policy.split(",")] if policy else [None]
-    if len(policies) > 1 and url is not None:
-        raise InvalidInput(["several policies need the platform of --home: leave out --url"])
     plain = RunSettings(
         f"({trace})|tenant={namespace}" if namespace else trace,
         url or target.gateway_url,
         host_header=host_header,
+        policy=policy,
         processes=processes,
         seed=seed,
         max_in_flight=max_in_flight,
         key=key,
     )
-    labelled = read_example_options(examples, target, namespace)
-    all_settings = [
-        read_settings(
-            replace(plain, policy=each),
-            protocol="v2" if examples else protocol,
-            duration=duration,
-            timeout=timeout,
-            payloads=payload,
-            examples=labelled,
-        )
-        for each in policies
-    ]
-    start = RunStart(target, is_cold=len(policies) > 1) if url is None else None
-    for settings in all_settings:
-        path = output_of(output, str(settings.policy), policies)
-        run_load(settings, path, Output(json_), overwrite=overwrite, start=start)
+    settings = read_settings(
+        plain,
+        protocol="v2" if examples else protocol,
+        duration=duration,
+        timeout=timeout,
+        payloads=payload,
+        examples=read_example_options(examples, target, namespace),
+    )
+    start = RunStart(target) if url is None else None
+    run_load(settings, output, Output(json_), overwrite=overwrite, start=start)

@@ -37,8 +37,6 @@ from pilotlight.output import Output
 from pilotlight.platform.machine import Machine
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName
-from registry.domain.pod_state import PodState
 from registry.policy_names import ROUTING, SELECTION
 from variants.labelled_examples import InvalidExamples
 
@@ -215,26 +213,15 @@ def _note_processes(output: Output, requested: RunSettings, used: RunSettings) -
         )
 
 
-_TIMEOUT_S = 60.0
-_ROUNDS = 20
-"""The autoscaler may load some models while others are unloaded."""
-_REPORT_S = 0.1
-"""What a pod needs to report that it unloaded a model."""
-
-
 class RunStart:
     """The platform of --home as it is when a run starts, and the run's cluster file."""
 
-    def __init__(self, target: PlatformTarget, *, is_cold: bool) -> None:
-        """`is_cold`: unload all models from all pods before."""
+    def __init__(self, target: PlatformTarget) -> None:
         self._target = target
-        self._is_cold = is_cold
         self._state = ClusterState()
 
     async def begin(self) -> str:
         """Where the models are, such as `1 of 4 models warm`. Raises RequestFailed."""
-        if self._is_cold:
-            await unload_everywhere(self._target)
         self._state = await self._target.cluster()
         return start_state(self._state)
 
@@ -266,34 +253,6 @@ def start_state(state: ClusterState) -> str:
         for record in state.models.values()
     )
     return f"{warm} of {len(state.models)} models warm"
-
-
-async def unload_everywhere(target: PlatformTarget) -> None:
-    """Unload all models from all pods, whose disks keep them. Raises RequestFailed."""
-    for _ in range(_ROUNDS):
-        state = await target.cluster()
-        warm = [
-            _unload(target, state.pods[name], record.spec.name)
-            for record in state.models.values()
-            for name, holder in state.holders(record.serving.key).items()
-            if (holder.is_warm or holder.is_warming) and name in state.pods
-        ]
-        if not warm:
-            break
-        await asyncio.gather(*warm)
-        await asyncio.sleep(_REPORT_S)
-
-
-async def _unload(target: PlatformTarget, pod: PodState, model: ModelName) -> None:
-    path = f"/v2/repository/models/{model.path_segment}/unload"
-    response = await target.request_pod(pod, "POST", path, timeout_s=_TIMEOUT_S)
-    if not response.is_success:
-        raise RequestFailed(f"{model} cannot be unloaded from {pod.name}: {response.text}")
-
-
-def output_of(output: Path, policy: str, policies: Sequence[object]) -> Path:
-    """`run.parquet` becomes `run-colocation.parquet`, if there are several policies."""
-    return output if len(policies) == 1 else output.with_stem(f"{output.stem}-{policy}")
 
 
 def read_example_options(

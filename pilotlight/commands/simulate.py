@@ -69,13 +69,6 @@ def simulate(
             "policy that each model and application names.",
         ),
     ] = _OWN,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY=A,B…",
-            help="Values of a key of the cluster file, one run each, such as nodes.0.count=4,8.",
-        ),
-    ] = None,
     loading: Annotated[
         str,
         typer.Option(
@@ -143,7 +136,6 @@ def simulate(
         cluster=cluster,
         trace=trace,
         policies=policy,
-        sweep=sweep,
         seed=seed,
         processes=processes or os.cpu_count() or 1,
         allow_unknown=allow_unknown,

@@ -1,12 +1,12 @@
 """The runs of `simulate`: checks models, simulates each combination of flags, prints a table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from autoscaler.loading_policies import policy_of, tuned_names, value_problem
 from gateway.routing.routing_policies import ROUTING_POLICIES
@@ -19,7 +19,7 @@ from load.errors import (
     UnreadableTrace,
 )
 from load.simulator.autoscaling import TICK_S, LoadingOptions
-from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, run_names, variants
+from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.event_queue import check_times
 from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, simulate_all
@@ -51,7 +51,6 @@ class SimulationPlan:
     trace: str
     policies: str
     """Names of routing policies, separated by commas."""
-    sweep: str | None
     seed: int
     out: Path | None
     """Folder for the records: one Parquet file per run."""
@@ -67,36 +66,20 @@ class SimulationPlan:
     """Time between two plans of a loading policy."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Variant:
-    """A cluster with one value of `--sweep`."""
-
-    setting: dict[str, Any]
-    """The key `value` for the run's metadata; empty without `--sweep`."""
-    cluster: ClusterPlan
-
-
 def run_tasks(plan: SimulationPlan) -> list[RunTask]:
     """One task per combination; raises InvalidInput, and PluginError."""
     policies = [_policy(name.strip()) for name in plan.policies.split(",")]
     folder = _folder(plan)
     loadings = _loading_options(plan.loading, value=plan.loading_value, tick_s=plan.tick_s)
     try:
-        each_variant = _variants(plan)
+        cluster = cluster_of(read_document(plan.cluster), source=str(plan.cluster))
         open_trace(plan.trace, seed=plan.seed)
     except (InvalidCluster, InvalidTraceSpec) as error:
         raise InvalidInput(error.problems) from None
     except TraceError as error:
         raise InvalidInput([str(error)]) from None
-    runs = list(product(each_variant, policies, loadings))
-    has_loading = any(loadings)
-    parts = [_name_parts(loading) if has_loading else () for _, _, loading in runs]
-    names = run_names(
-        [
-            (_policy_name(policy), *part, *map(str, each.setting.values()))
-            for (each, policy, _), part in zip(runs, parts, strict=True)
-        ]
-    )
+    runs = dict.fromkeys(product(policies, loadings))
+    names = [_run_name(policy, loading, any(loadings)) for policy, loading in runs]
     return [
         RunTask(
             name=name,
@@ -105,16 +88,15 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
                 "policy": _policy_name(policy),
                 **_loading_fields(loading),
                 "seed": plan.seed,
-                **each.setting,
             },
-            cluster=_under(policy, each.cluster),
+            cluster=_under(policy, cluster),
             policy=policy if policy in ROUTING else None,
             trace=plan.trace,
             seed=plan.seed,
             output=None if folder is None else folder / f"{name}.parquet",
             loading=loading,
         )
-        for name, (each, policy, loading) in zip(names, runs, strict=True)
+        for name, (policy, loading) in zip(names, runs, strict=True)
     ]
 
 
@@ -129,20 +111,6 @@ def _loading_fields(loading: LoadingOptions | None) -> dict[str, Any]:
     if loading is None:
         return {"loading": NO_LOADING}
     return {"loading": loading.name, "loading_value": loading.value, "tick_s": loading.tick_s}
-
-
-def _variants(plan: SimulationPlan) -> list[_Variant]:
-    sweep = None if plan.sweep is None else parse_sweep(plan.sweep)
-    found = []
-    for value, document in variants(plan.cluster, sweep):
-        tried = "" if sweep is None else f" with {sweep.key}={_as_json(value)}"
-        cluster = cluster_of(document, source=f"{plan.cluster}{tried}")
-        found.append(_Variant({} if sweep is None else {"value": _as_json(value)}, cluster))
-    return found
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
 
 
 def _policy(name: str) -> str | None:
@@ -213,15 +181,18 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
     return [f"--loading-value {problem}"] if problem else []
 
 
-def _name_parts(loading: LoadingOptions | None) -> tuple[str, ...]:
-    """Parts of a run's name: the loading policy, and its parameter if one was given."""
-    if loading is None:
-        return (NO_LOADING,)
-    return (loading.name,) if loading.value is None else (loading.name, f"{loading.value:.12g}")
+def _run_name(policy: str | None, loading: LoadingOptions | None, has_loading: bool) -> str:
+    """As a file name; with the loading policy, where runs have one, and its parameter if given."""
+    parts = [_policy_name(policy)]
+    if has_loading:
+        parts.append(NO_LOADING if loading is None else loading.name)
+    if loading is not None and loading.value is not None:
+        parts.append(f"{loading.value:.12g}")
+    return quote("-".join(parts), safe="")
 
 
 def run_simulations(plan: SimulationPlan, output: Output, live: LiveRun | None = None) -> None:
-    """Simulate every combination of policy and value, and print the results beside `live`.
+    """Simulate every combination of policies, and print the results beside `live`.
 
     Results that were complete before a failure are printed and kept.
 
@@ -274,7 +245,7 @@ def _conclude(
         how = "interrupted" if received else "ended early"
         kept = f"; {plan.out} holds the requests up to then" if plan.out and rows else ""
         output.note(f"{how}: {complete} of {total} runs are complete{kept}")
-    _print_table(plan, rows, output)
+    _print_table(rows, output)
     if live is not None:
         document["live"] = live.summary
         live.print_beside(rows, output)
@@ -293,14 +264,13 @@ def _failure(problems: Sequence[RunProblem], document: Mapping[str, Any]) -> Pil
     return error
 
 
-def _print_table(plan: SimulationPlan, rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]], output: Output) -> None:
     has_loading = any(row["loading"] != NO_LOADING for row in rows)
     loading = ["LOADING"] if has_loading else []
-    value = [plan.sweep.partition("=")[0].upper()] if plan.sweep else []
     columns = ("REQUESTS", "ANSWERED", "COLD", "LOADS", "IDLE GB s", "MEAN", "P50", "P95", "P99")
     if rows:
         output.table(
-            ("POLICY", *loading, *value, *columns),
+            ("POLICY", *loading, *columns),
             [_line(row, has_loading=has_loading) for row in rows],
             title="simulated",
         )
@@ -308,12 +278,10 @@ def _print_table(plan: SimulationPlan, rows: Sequence[Mapping[str, Any]], output
 
 def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
     loading = [row["loading"]] if has_loading else []
-    value = [str(row["value"])] if "value" in row else []
     latency = row["latency_s"]
     return (
         row["policy"] + (" (interrupted)" if row["interrupted"] else ""),
         *loading,
-        *value,
         str(row["requests"]),
         str(row["ok"]),
         str(row["cold_starts"]),

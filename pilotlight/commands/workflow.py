@@ -106,7 +106,7 @@ async def status(
     *,
     namespace: flags.Namespace = None,
 ) -> None:
-    """Show a run: its status, result or error, its steps, and what its code printed."""
+    """Show a run as `explain` does: result or error, steps and plans, what its code printed."""
     if len(words) > 2:
         raise InvalidInput([f"give RUN, or NAME and RUN, were {len(words)} words"])
     *names, run_id = words
@@ -115,29 +115,7 @@ async def status(
         [workflow] = parse_model_names(names, namespace)
     path = workflow_path(workflow, f"/runs/{quote(run_id, safe='')}")
     document = read_response(await target.request_gateway("GET", path), str(workflow))
-    output.result(document, [f"run     {document['id']}", f"status  {document['status']}"])
-    if output.as_json:
-        return
-    if "error" in document:
-        output.line(f"error   {error_with_line(document['error'])}")
-    if "result" in document:
-        output.line(f"result  {json.dumps(document['result'], ensure_ascii=False)}")
-    rows = [
-        [
-            str(step["step"]),
-            step["model"],
-            step["state"],
-            step["pod"] or "-",
-            "yes" if step["predicted"] else "no",
-            _seconds(step.get("sent_s")),
-            _seconds(step.get("ended_s")),
-        ]
-        for step in document.get("steps", ())
-    ]
-    if rows:
-        output.line()
-        output.table(["STEP", "MODEL", "STATE", "POD", "PREDICTED", "SENT", "ENDED"], rows)
-    print_printed(output, document)
+    show_run(output, document)
 
 
 @verbs.command()
@@ -219,14 +197,14 @@ def _failure_of_run(
     return failure
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 async def explain_run(target: PlatformTarget, output: Output, namespace: str, run_id: str) -> None:
-    """Print a run's steps, their candidates and loads ahead. Raises NotFound."""
+    """Raises NotFound."""
     path = f"/serving/{quote(namespace)}/all/v1/workflows/-/runs/{quote(run_id, safe='')}"
-    document = read_response(await target.request_gateway("GET", path), run_id)
+    show_run(output, read_response(await target.request_gateway("GET", path), run_id))
+
+
+def show_run(output: Output, document: dict[str, Any]) -> None:
+    """Print a run's steps, their candidates and loads ahead."""
     output.result(document, [_head(document)])
     if output.as_json:
         return
@@ -244,6 +222,8 @@ async def explain_run(target: PlatformTarget, output: Output, namespace: str, ru
         ],
         [_row(document, step) for step in document["steps"]],
     )
+    if "result" in document:
+        output.line(f"result: {json.dumps(document['result'], ensure_ascii=False)}")
     if "error" in document:
         output.line(f"error: {error_with_line(document['error'])}")
     for load in document["preloads"]:

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, read_document, variants
+from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.simulation import Simulation
 from load.trace_spec import open_trace
 from registry.domain.model import RoutingPolicy
 
 SAMPLE = Path(__file__).parents[3] / "manifests/simulator/mixed-pods.yaml"
 TRACE = "poisson:rate=20,models=10,zipf=0.9,duration=1m"
-SPEED = "nodes.0.pods.0.speed=1,3"
 
 
 def fast_share(document: Any, policy: RoutingPolicy) -> float:
@@ -26,7 +25,12 @@ def fast_share(document: Any, policy: RoutingPolicy) -> float:
 
 def fast_shares(policy: RoutingPolicy) -> list[float]:
     """With fast pods as fast as the others, and with three times their speed."""
-    return [fast_share(document, policy) for _, document in variants(SAMPLE, parse_sweep(SPEED))]
+    document = read_document(SAMPLE)
+    (pods,) = document["nodes"][0]["pods"]
+    shares = []
+    for pods["speed"] in (1, 3):
+        shares.append(fast_share(document, policy))
+    return shares
 
 
 def test_sample_has_two_kinds_of_pods() -> None:

@@ -112,6 +112,6 @@ def test_a_run_ends_well_although_its_platform_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run.parquet"
-    start = RunStart(PlatformTarget(StateDir(tmp_path / "home")), is_cold=False)
+    start = RunStart(PlatformTarget(StateDir(tmp_path / "home")))
     start.write_cluster(run, Output())
     assert f"{tmp_path}/run.cluster.yaml is not written: " in capsys.readouterr().err

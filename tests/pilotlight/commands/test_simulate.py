@@ -38,24 +38,19 @@ def simulated(capsys: pytest.CaptureFixture[str], plan: SimulationPlan) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_runs_every_policy_with_every_value(
+def test_runs_every_policy(
     capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
 ) -> None:
-    plan = SimulationPlan(CLUSTER, arrivals, "auto,own", "nodes.0.count=2,4", 3, tmp_path / "runs")
+    plan = SimulationPlan(CLUSTER, arrivals, "auto,own,auto", 3, tmp_path / "runs")
     found = simulated(capsys, plan)
-    assert [(run["policy"], run["value"]) for run in found["runs"]] == [
-        ("auto", 2),
-        ("own", 2),
-        ("auto", 4),
-        ("own", 4),
-    ]
+    assert [run["policy"] for run in found["runs"]] == ["auto", "own"]
     assert {run["requests"] for run in found["runs"]} == {6}
     assert found["simulated"]
-    table = pq.read_table(tmp_path / "runs" / "auto-4.parquet")
+    table = pq.read_table(tmp_path / "runs" / "auto.parquet")
     assert table.num_rows == 6
     assert table.schema.names == RECORD_SCHEMA.names
-    about = read_run(tmp_path / "runs" / "auto-4.parquet", "run").metadata
-    [row] = [run for run in found["runs"] if (run["policy"], run["value"]) == ("auto", 4)]
+    about = read_run(tmp_path / "runs" / "auto.parquet", "run").metadata
+    [row] = [run for run in found["runs"] if run["policy"] == "auto"]
     assert about["kind"] == "simulated"
     assert about["wasted_memory_byte_s"] == row["wasted_memory_byte_s"] > 0
 
@@ -64,13 +59,12 @@ def test_runs_every_policy_with_every_value(
     ("changes", "expected"),
     [
         ({"policies": "best"}, "--policy must be among"),
-        ({"sweep": "nodes"}, "--sweep must be KEY"),
         ({"trace": "no-such.csv"}, "no-such.csv"),
         ({"cluster": Path("no-such.yaml")}, "no-such.yaml: cannot be read"),
     ],
 )
 def test_invalid_flags_are_reported(arrivals: str, changes: dict[str, Any], expected: str) -> None:
-    fields = {"cluster": CLUSTER, "trace": arrivals, "policies": "auto", "sweep": None}
+    fields = {"cluster": CLUSTER, "trace": arrivals, "policies": "auto"}
     with pytest.raises(InvalidInput, match=expected):
         run_simulations(
             SimulationPlan(**{**fields, **changes}, seed=0, out=None), Output(as_json=True)
@@ -89,22 +83,19 @@ def test_one_and_two_processes_write_equal_results(
     found = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        plan = SimulationPlan(
-            CLUSTER, poisson(10), "auto,random", "nodes.0.count=2,4", 3, out, processes
-        )
+        plan = SimulationPlan(CLUSTER, poisson(10), "auto,random", 3, out, processes)
         runs = simulated(capsys, plan)["runs"]
         files = [pq.read_table(Path(run.pop("output"))).to_pylist() for run in runs]
         found.append((runs, files))
     assert found[0] == found[1]
-    names = ["auto-2", "random-2", "auto-4", "random-4"]
-    assert [run["run"] for run in found[0][0]] == names
+    assert [run["run"] for run in found[0][0]] == ["auto", "random"]
 
 
 def test_the_summary_equals_that_of_a_live_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trace = f"{poisson(20)}|deadline=3s"
-    [row] = simulated(capsys, SimulationPlan(CLUSTER, trace, "auto", None, 3, tmp_path))["runs"]
+    [row] = simulated(capsys, SimulationPlan(CLUSTER, trace, "auto", 3, tmp_path))["runs"]
     again = summarise(read_run(tmp_path / "auto.parquet", "auto"))
     assert again.keys() <= row.keys()
     summary = {key: row[key] for key in again}
@@ -258,20 +249,6 @@ def test_an_invalid_first_row_leaves_no_file(cli: Cli, tmp_path: Path, flags: li
     assert list(tmp_path.rglob("*.parquet*")) == []
 
 
-def test_values_are_escaped_in_file_names(
-    capsys: pytest.CaptureFixture[str], arrivals: str, tmp_path: Path
-) -> None:
-    sweep = "nodes.0.disk_rate=100MB/s,200MB/s,100MB/s"
-    found = simulated(
-        capsys, SimulationPlan(CLUSTER, arrivals, "auto", sweep, 3, tmp_path / "runs")
-    )
-    names = ["auto-100MB%2Fs", "auto-200MB%2Fs", "auto-100MB%2Fs-2"]
-    assert [run["run"] for run in found["runs"]] == names
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        f"{name}.parquet" for name in names
-    }
-
-
 def test_files_are_replaced_only_with_overwrite(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     asked = ["simulate", "--cluster", str(CLUSTER), "--trace", arrivals, "--out", str(tmp_path)]
     assert cli(*asked, "--seed", "1").status == 0
@@ -367,14 +344,8 @@ def test_calendar_times_are_rejected(cli: Cli, tmp_path: Path, flags: list[str])
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--sweep", ""], "--sweep must be KEY=A,B,C"),
-        (["--sweep", "nodes.0.count=1,"], "with nodes.0.count=None: nodes[0].count: "),
         (["--out", "/dev/null"], "cannot write /dev/null: it must be a folder"),
         (["--out", "~no-such-user/runs"], "--out: the user of ~no-such-user/runs does not exist"),
-        (
-            ["--sweep", "nodes.0.pods=[{count: 100000}]"],
-            "pods: must be at most 100,000 in total, was 800,000",
-        ),
     ],
 )
 def test_impossible_values_are_reported(

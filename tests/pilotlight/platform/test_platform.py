@@ -142,32 +142,21 @@ def test_predicts_in_both_protocols_and_by_policy(platform: RunningPlatform) -> 
     assert "404" in refused.err
 
 
-def test_runs_of_several_policies_begin_with_all_models_unloaded(
-    platform: RunningPlatform, tmp_path: Path
-) -> None:
+def test_a_run_is_simulated_beside_itself(platform: RunningPlatform, tmp_path: Path) -> None:
     platform.cli("predict", "embed", "warm")
     output = tmp_path / "run.parquet"
-    ran = platform.cli(
-        "load",
-        "run",
-        "--trace",
-        "poisson:rate=2,duration=2s,names=embed",
-        "-o",
-        str(output),
-        "--policy",
-        "colocation,least-loaded",
-    )
+    trace = "poisson:rate=2,duration=2s,names=embed"
+    flags = ("--trace", trace, "-o", str(output), "--policy", "colocation")
+    ran = platform.cli("load", "run", *flags)
     assert ran.status == 0, ran.err
-    for policy in ("colocation", "least-loaded"):
-        found = read_run(output.with_stem(f"run-{policy}"), policy)
-        assert re.fullmatch(r"0 of \d+ models warm", found.metadata["start_state"])
-        assert summarise(found)["cold_starts"] >= 1
-        again = platform.cli("simulate", "--like", str(output.with_stem(f"run-{policy}")), "--json")
-        assert again.status == 0, again.err
-        assert again.document["live"]["requests"] == again.document["runs"][0]["requests"]
-        assert again.document["runs"][0]["policy"] == policy
-        assert again.document["runs"][0]["cold_starts"] >= 1
-    cluster = yaml.safe_load(output.with_name("run-colocation.cluster.yaml").read_text())
+    found = read_run(output, "run")
+    assert re.fullmatch(r"1 of \d+ models warm", found.metadata["start_state"])
+    assert summarise(found)["cold_starts"] == 0
+    again = platform.cli("simulate", "--like", str(output), "--json")
+    assert again.status == 0, again.err
+    assert again.document["live"]["requests"] == again.document["runs"][0]["requests"]
+    assert again.document["runs"][0]["policy"] == "colocation"
+    cluster = yaml.safe_load(output.with_name("run.cluster.yaml").read_text())
     assert {each["machine"] for each in cluster["nodes"]} == {"local"}
     assert {each["cores"] for each in cluster["nodes"]} == {len(os.sched_getaffinity(0))}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from load.errors import InvalidCluster
-from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, read_document, variants
+from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.plan import PodPlan
 from registry.domain.pod import default_slots
 
@@ -246,12 +246,3 @@ def test_refuses_files_that_are_no_cluster(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InvalidCluster, match=str(path)):
         cluster_of(read_document(path), source=str(path))
-
-
-def test_sweep_sets_one_key() -> None:
-    found = variants(SAMPLE, parse_sweep("nodes.0.pods.0.slots=1,2"))
-    assert [value for value, _ in found] == [1, 2]
-    assert [document["nodes"][0]["pods"][0]["slots"] for _, document in found] == [1, 2]
-    for text in ("nodes", "nodes.9.count=1", "=1", "nodes.0.count=!!bool x"):
-        with pytest.raises(InvalidCluster, match="--sweep"):
-            variants(SAMPLE, parse_sweep(text))
