@@ -22,7 +22,7 @@ from registry.policy_names import PolicyNames
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "predict", "get"),
     "See what happens": ("logs", "doctor"),
-    "Prepare models and applications": ("profile", "make_model", "sneakpeek", "workflow"),
+    "Prepare models and applications": ("profile", "make_model", "workflow"),
     "Load, simulate": ("load", "simulate"),
     "Kubernetes": ("kubernetes",),
 }

@@ -25,7 +25,7 @@ from benchmarks.proxy.serving_systems import (
     responds,
     start_pilotlight,
 )
-from variants.look_files import train, write_sneakpeek
+from research.looks.training import train, write_sneakpeek
 
 ADDED_MARK_MS: Final = 1.0
 SLOWER_MARK: Final = 0.03

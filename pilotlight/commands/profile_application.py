@@ -11,7 +11,6 @@ import numpy as np
 
 from load.generator.bodies import example_body
 from pilotlight.commands.pod_profile import measure_profile, pods_by_product
-from pilotlight.commands.sneakpeek import examples_for
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
@@ -19,7 +18,7 @@ from registry.domain.application import AccuracyProfile, ApplicationSpec, parse_
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from variants.application import named_variants, no_variants
-from variants.labelled_examples import LabelledExamples
+from variants.labelled_examples import InvalidExamples, LabelledExamples, read_examples
 from variants.look_files import confusion_matrix, stratified_subset
 from variants.planning.window import profiled_accuracy, recalls
 
@@ -70,6 +69,16 @@ async def profile_application(
             batches = [await measure_profile(target, pod, variant.name, plan) for pod in pods]
             found.append(_Profiled(variant, confusion, batches))
     _print(output, found)
+
+
+def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
+    """Labelled examples of the application's classes. Raises InvalidInput."""
+    try:
+        return read_examples(
+            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
+        )
+    except InvalidExamples as error:
+        raise InvalidInput(error.problems) from error
 
 
 def _print(output: Output, found: Sequence[_Profiled]) -> None:

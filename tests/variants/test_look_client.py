@@ -14,10 +14,10 @@ import pytest
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from research.looks.training import train, write_sneakpeek
 from tests.gateway.asynchronous import running
 from variants import look_client as client_module
 from variants.look_client import Look, LookOutcome, SneakPeekClient
-from variants.look_files import train, write_sneakpeek
 
 NAME = ModelName("default", "parity")
 ASKED = ApplicationSpec(NAME, ("even", "odd"), sneak_peek=SneakPeekSpec("file:///trained"))

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from research.looks.training import principal_components, train, write_sneakpeek
 from variants.look_files import (
     ARRAYS,
     FACTS,
@@ -16,11 +17,8 @@ from variants.look_files import (
     InvalidSneakPeek,
     NearestExamples,
     fetch,
-    principal_components,
     read_sneakpeek,
     stratified_subset,
-    train,
-    write_sneakpeek,
 )
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.experiments.harness.experiment import ExperimentError
-from variants.look_files import confusion_matrix, predicted_labels, train
+from research.looks.training import predicted_labels, train
+from variants.look_files import confusion_matrix
 from variants.planning.window import VariantProfile, profiled_accuracy, recalls
 
 Floats = NDArray[np.float64]

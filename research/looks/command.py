@@ -9,12 +9,14 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.kinds import parse_model_names
+from pilotlight.commands.profile_application import examples_for
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from registry.domain.application import DEFAULT_K, ApplicationSpec
-from variants.labelled_examples import InvalidExamples, LabelledExamples, read_examples
-from variants.look_files import ARRAYS, FACTS, train, write_sneakpeek
+from registry.domain.application import DEFAULT_K
+from research.looks.training import train, write_sneakpeek
+from variants.labelled_examples import LabelledExamples
+from variants.look_files import ARRAYS, FACTS
 
 _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""
@@ -92,16 +94,6 @@ def train_sneakpeek(
             f"k = {trained.examples.k}, accuracy {accuracy:.3f} on {len(held[1])} others"
         ],
     )
-
-
-def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
-    """Labelled examples of the application's classes. Raises InvalidInput."""
-    try:
-        return read_examples(
-            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
-        )
-    except InvalidExamples as error:
-        raise InvalidInput(error.problems) from error
 
 
 def _split(given: LabelledExamples) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:

@@ -1,0 +1,1 @@
+"""The training of looks at applications' data (SneakPeek), as the verb `sneakpeek train`."""
