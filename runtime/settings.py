@@ -146,8 +146,8 @@ class RuntimeSettings:
     generation_cache_bytes: int = option(
         0,
         parse_size_from(0),
-        "key-value cache of each model that generates text, at most; 0: 256 MiB on a CPU, what"
-        " other models leave on a GPU, at most a quarter of `memory-bytes`",
+        "key-value cache of each model that generates text, at most; 0: 256 MiB, and for vLLM on a"
+        " GPU a quarter of `memory-bytes`",
     )
     allow_pickle: bool = option(
         False,

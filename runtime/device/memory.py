@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from registry.domain.model import Precision
-from runtime.device.accelerator import CPU, available_bytes, bind_near
+from runtime.device.accelerator import bind_near
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
 from runtime.storage.load_priority import LoadTicket
@@ -43,9 +43,6 @@ class CpuMemory:
             raise DeviceFull(
                 f"{source.layout.size_bytes} bytes cannot be mapped: {error}"
             ) from error
-
-    def free_bytes(self) -> int:
-        return available_bytes(CPU)
 
     def register(self, image: WeightSource) -> None:
         """A CPU reads all memory alike."""

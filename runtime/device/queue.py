@@ -118,9 +118,7 @@ Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
 
 MAX_SEQUENCES: Final = 16
-"""Default number of requests of a model that generate tokens at once, on a CPU."""
-GPU_SEQUENCES: Final = 64
-"""The same on a GPU, as many as its slots; not measured on a GPU."""
+"""Default number of requests of a model that generate tokens at once."""
 
 
 def batch_cap(*, annotated: int | None, planned: int | None, measured: int) -> int:

@@ -1,9 +1,9 @@
-"""The memory that a model takes to generate text: its key-value cache, and a step."""
+"""The memory that a model takes to generate text: its key-value cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,6 @@ PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
 STEP_TOKENS = 512
 """Tokens of one step: long prompts take several steps, so that no step is long."""
-GPU_CACHE_SHARE = 0.25
-"""Most of a GPU pod's memory for models that one model's cache takes; no GPU has measured it."""
-LEAST_CONTEXTS = 2
-"""Whole contexts that a GPU's cache holds, if need be by the eviction of other models."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
 
@@ -40,60 +36,6 @@ class CacheShape:
     @property
     def total_bytes(self) -> int:
         return self.pages * self.bytes_per_page
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Memory of the device that a model's weights leave, in bytes."""
-
-    whole_bytes: int
-    """Once all other models have left."""
-    free_bytes: int
-    """Now."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationMemory:
-    """What a model takes to generate text, beside its weights."""
-
-    limits: GenerationLimits
-    """With the size of its cache."""
-    total_bytes: int
-    """0 for a model that generates none."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepMemory:
-    """What a step needs beside the cache, in bytes: held as long as the model, or during a step."""
-
-    mask_bytes: int
-    """Held: transformers makes a mask of the largest step once."""
-    layer_bytes: int
-    """The keys and values of one layer, gathered from their pages, and once for each head of the
-    queries where those share them: attention with a mask knows no groups of heads."""
-    activation_bytes: int
-    """Of the widest part of a layer: what goes into the MLP, its two inner vectors, its result."""
-    score_bytes: int
-    """Of all tokens of a step, in 32 bits."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.mask_bytes + self.layer_bytes + self.activation_bytes + self.score_bytes
-
-
-def step_memory(config: PretrainedConfig, shape: CacheShape, value_bytes: int) -> StepMemory:
-    """Of the largest step: `STEP_TOKENS` tokens that attend to the whole cache."""
-    text = config.get_text_config()
-    tokens = shape.pages * PAGE_TOKENS + STEP_TOKENS
-    gathered = shape.bytes_per_page // text.num_hidden_layers // PAGE_TOKENS * tokens
-    groups = _heads(text) // _key_heads(text)
-    inner = _largest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size
-    return StepMemory(
-        STEP_TOKENS * tokens * value_bytes,
-        gathered * (1 + groups if groups > 1 else 1),
-        STEP_TOKENS * (2 * text.hidden_size + 2 * inner) * value_bytes,
-        STEP_TOKENS * text.vocab_size * 4,
-    )
 
 
 def _key_heads(text: PretrainedConfig) -> int:
@@ -132,49 +74,16 @@ def cache_shape(config: PretrainedConfig, limits: GenerationLimits, value_bytes:
     return CacheShape(pages, page_bytes, min(context, pages * PAGE_TOKENS))
 
 
-def limits_in(
-    config: PretrainedConfig, limits: GenerationLimits, value_bytes: int, room: Room
-) -> GenerationLimits:
-    """With a cache that fits, and its step with it, into what is free now.
-
-    At least `LEAST_CONTEXTS` whole contexts, as far as they fit once all other models have left.
-    """
-    shape = cache_shape(config, limits, value_bytes)
-    context = -(-shape.context_tokens // PAGE_TOKENS)
-    none, one = (
-        each.total_bytes + step_memory(config, each, value_bytes).total_bytes
-        for each in (replace(shape, pages=0), replace(shape, pages=1))
-    )
-
-    def pages_in(room_bytes: int) -> int:
-        return max(0, (room_bytes - none) // (one - none))
-
-    wanted = max(LEAST_CONTEXTS * context, pages_in(room.free_bytes))
-    pages = max(1, min(shape.pages, wanted, pages_in(room.whole_bytes)))
-    return replace(limits, cache_bytes=pages * shape.bytes_per_page)
-
-
-def generation_memory(
-    folder: Path,
-    declared: Task | None,
-    limits: GenerationLimits,
-    tensors: Sequence[StoredTensor],
-    room: Room,
-) -> GenerationMemory:
-    """Memory to generate text: of the cache, and as set of a step."""
-    nothing = GenerationMemory(limits, 0)
+def generation_bytes(
+    folder: Path, declared: Task | None, limits: GenerationLimits, tensors: Sequence[StoredTensor]
+) -> int:
+    """Of the cache of a model with these weights; 0 for one that generates no text."""
     if not (folder / "config.json").exists():
-        return nothing  # not a model of transformers
+        return 0  # not a model of transformers
     config = read_config(folder)
     if task_in(folder, config, declared) is not Task.TEXT_GENERATION:
-        return nothing
-    value_bytes = _value_bytes(tensors)
-    if not limits.counts_steps:
-        return GenerationMemory(limits, cache_shape(config, limits, value_bytes).total_bytes)
-    limits = limits_in(config, limits, value_bytes, room)
-    shape = cache_shape(config, limits, value_bytes)
-    step = step_memory(config, shape, value_bytes)
-    return GenerationMemory(limits, shape.total_bytes + step.total_bytes)
+        return 0
+    return cache_shape(config, limits, _value_bytes(tensors)).total_bytes
 
 
 def _value_bytes(tensors: Sequence[StoredTensor]) -> int:

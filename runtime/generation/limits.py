@@ -14,7 +14,8 @@ from registry.domain.model import ModelPolicy
 from runtime.device.queue import batch_cap
 
 DEFAULT_CACHE_BYTES = 256 * 1024**2
-"""Of a CPU pod."""
+GPU_CACHE_SHARE = 0.25
+"""Of a GPU pod's memory for models, one model's cache in vLLM; no GPU has measured it."""
 TIMEOUT_S = 600.0
 """Of a request: 4,096 tokens at 7 a second, which a large model on a few cores makes."""
 
@@ -28,9 +29,6 @@ class GenerationLimits:
     max_new_tokens: int
     timeout_s: float
     """Time limit of a request."""
-    counts_steps: bool = False
-    """Whether a model's memory includes that of a step, and its cache is as large as what other
-    models leave; set for a GPU, which has no swap."""
 
     def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
         """Requests in one step of a model, which its annotations or a plan may limit further."""

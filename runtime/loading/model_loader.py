@@ -145,7 +145,7 @@ class ModelLoader:
             await _warm_up(model, skeleton)
             await self.padding.try_out(network, processor, device, model.device_model)
             if isinstance(processor, TextOutputs):
-                await self._start_generator(opened, model, skeleton, processor)
+                await self._start_generator(model, skeleton, processor)
         except BaseException:
             model.stop()
             skeleton.detach()  # not kept, since it may have caused the failure
@@ -237,18 +237,17 @@ class ModelLoader:
         return resolver.skeletons.take(key, build)
 
     async def _start_generator(
-        self, opened: OpenWeights, model: ServedModel, skeleton: Skeleton, processor: TextOutputs
+        self, model: ServedModel, skeleton: Skeleton, processor: TextOutputs
     ) -> None:
         """Create the generation engine on the device, and try it out."""
         network, device = skeleton.network, self.device
-        limits = opened.generation or self.resolver.generation_limits
         known = self.trials.get(skeleton.key)
         make = partial(
             open_engine,
             network,
             device,
             model.device_model,
-            limits,
+            self.resolver.generation_limits,
             asyncio.get_running_loop(),
             pads_left=processor.batching.pads_left,
             known=known,

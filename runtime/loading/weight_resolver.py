@@ -26,7 +26,7 @@ from runtime.engines.networks.network import AdapterEngine
 from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.engines.vllm_engine import EngineModel, LoraEngine, Vllm, VllmEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable
-from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
+from runtime.generation.cache_memory import generation_bytes
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.external_model import EngineServed
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
@@ -71,8 +71,6 @@ class OpenWeights:
     """Device memory that the model needs besides its weights."""
     lock: FileLock
     """Protects the files from deletion."""
-    generation: GenerationLimits | None = None
-    """Limits with the size of the key-value cache, if the model generates text."""
     base: StoreEntry | None = None
     """The base model of an adapter."""
 
@@ -162,21 +160,13 @@ class WeightResolver:
         if tier is Tier.DISK and not was_on_disk and came_with_assets:
             tier = Tier.REMOTE  # downloaded above with the small files
             ticket.has_started = True
-        needed_bytes = weights.layout.size_bytes + working_bytes
-        memory = partial(self._generation_memory, spec, model, weights, base, needed_bytes)
-        generation = None if engine.reads_files else await in_thread(threads, memory)
+        if not engine.reads_files:
+            tensors = weights.layout.tensors if base is None else _shared(base).tensors
+            working_bytes += await in_thread(
+                threads, generation_bytes, model.path, spec.task, self.generation_limits, tensors
+            )
         return OpenWeights(
-            spec,
-            ticket,
-            model,
-            processor,
-            weights,
-            tier,
-            engine,
-            working_bytes + (0 if generation is None else generation.total_bytes),
-            lock,
-            None if generation is None else generation.limits,
-            base,
+            spec, ticket, model, processor, weights, tier, engine, working_bytes, lock, base
         )
 
     async def _open_nearest(
@@ -229,20 +219,6 @@ class WeightResolver:
         if estimator is None:
             return engine_of(folder)
         return EstimatorEngine(estimator, spec, self.estimators)
-
-    def _generation_memory(
-        self,
-        spec: ModelSpec,
-        model: ModelFolder,
-        weights: WeightSource,
-        base: StoreEntry | None,
-        needed_bytes: int,
-    ) -> GenerationMemory:
-        """Memory of text generation in addition to `needed_bytes`. Blocks."""
-        tensors = weights.layout.tensors if base is None else _shared(base).tensors
-        free_bytes = min(self.store.free_bytes, self.memory.free_bytes())
-        room = Room(self.store.max_model_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
-        return generation_memory(model.path, spec.task, self.generation_limits, tensors, room)
 
     def _convert(
         self,

@@ -35,15 +35,13 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
 from runtime.device.memory import DeviceMemory
-from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine_processes import EngineProcesses
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
 from runtime.engines.vllm_engine import ENGINE_SLOTS, Vllm
-from runtime.generation.cache_memory import GPU_CACHE_SHARE
-from runtime.generation.limits import GenerationLimits
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, GPU_CACHE_SHARE
 from runtime.loading.external_model import EngineServed
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
 from runtime.loading.model_loader import ModelLoader
@@ -240,7 +238,7 @@ class Pod:
     def _hold_models(self) -> None:
         settings, host, device = self._settings, self.host, self.device
         memory = self._opened.memory
-        watch, limits = ClusterWatch(self.registry, counts=False), self._generation_limits()
+        watch = ClusterWatch(self.registry, counts=False)
         rules = PodRules(watch.state, has_tenants=_has_tenants(settings))
         costs = ReloadCosts()
         cache = DiskCache(
@@ -252,7 +250,7 @@ class Pod:
             rules=_file_rules(settings),
         )
 
-        vllm = self._open_vllm(limits)
+        vllm = self._open_vllm()
 
         def on_added(entry: StoreEntry) -> None:
             if isinstance(entry.model, EngineServed):
@@ -332,7 +330,7 @@ class Pod:
             host,
             processors,
             self.load_threads,
-            limits,
+            settings.generation_limits,
             memory,
             self._opened.server,
             self.estimators,
@@ -358,10 +356,13 @@ class Pod:
             self.single_model = SingleModel(spec, self.registry, watch, coordinator, store)
         self.profiles = ProfileSync(device.times, watch=watch, agent=agent, info=self.info)
 
-    def _open_vllm(self, limits: GenerationLimits) -> Vllm | None:
-        settings = self._settings
+    def _open_vllm(self) -> Vllm | None:
+        settings, memory = self._settings, self._opened.memory
         if not settings.engine_python:
             return None
+        is_gpu = isinstance(memory, StagedMemory)
+        share_bytes = int(self.info.memory_bytes * GPU_CACHE_SHARE)
+        default_bytes = share_bytes if is_gpu else DEFAULT_CACHE_BYTES
         processes = EngineProcesses(
             settings.engine_python,
             cache=settings.cache_path / ".vllm",
@@ -369,29 +370,16 @@ class Pod:
             start_timeout_s=settings.engine_load_timeout,
             hang_s=settings.inference_timeout,
             tasks=self._tasks,
-            free_bytes=None if self.info.device == "cpu" else self._opened.memory.free_bytes,
+            free_bytes=memory.free_bytes if isinstance(memory, StagedMemory) else None,
         )
         return Vllm(
             processes,
             EngineChoice(settings.engine),
-            cache_bytes=limits.cache_bytes,
+            cache_bytes=settings.generation_cache_bytes or default_bytes,
             budget_bytes=self.info.memory_bytes,
-            device_bytes=self.info.accelerator.memory_bytes if self.info.device != "cpu" else 0,
+            device_bytes=self.info.accelerator.memory_bytes if is_gpu else 0,
             host_bytes=lambda: settings.host_bytes - self.host.used_bytes(),
             threads=settings.threads,
-        )
-
-    def _generation_limits(self) -> GenerationLimits:
-        """As configured; a GPU pod's key-value caches follow its memory, and count with a step."""
-        limits = self._settings.generation_limits
-        if not self.info.accelerator.uuid:
-            return limits
-        share = int(self.info.memory_bytes * GPU_CACHE_SHARE)
-        return replace(
-            limits,
-            cache_bytes=self._settings.generation_cache_bytes or share,
-            max_concurrent=GPU_SEQUENCES,
-            counts_steps=True,
         )
 
     # 4. Its requests
@@ -423,7 +411,7 @@ class Pod:
             ),
             server=self._opened.server,
         )
-        self.generations = GenerationService(self.predictions, self._generation_limits())
+        self.generations = GenerationService(self.predictions, settings.generation_limits)
 
     # 5. Its servers, HTTP and gRPC
 

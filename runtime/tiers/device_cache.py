@@ -212,11 +212,6 @@ class DeviceCache(Generic[R]):
                 " --pod-memory of `pilotlight up`"
             )
 
-    def max_model_bytes(self, key: str) -> int:
-        """Memory that the model may have, once all others have left."""
-        quota = self._quota_of(name_of_key(key).namespace)
-        return self.budget_bytes if quota is None else min(self.budget_bytes, quota)
-
     def try_reserve(self, key: str, memory_bytes: int) -> bool:
         """Reserve memory, evicting idle models if necessary; False if too few are idle.
 

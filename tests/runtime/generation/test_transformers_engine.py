@@ -17,7 +17,6 @@ from registry.domain.model import ModelPolicy
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer, PodDraining
-from runtime.generation.cache_memory import cache_shape, step_memory
 from runtime.generation.engine import Sampling, TokenChunk
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
@@ -59,19 +58,6 @@ async def generate_tokens(engine: TransformersEngine, tokens: int, **sampling: A
         async for new in chunks:
             ids += new.token_ids
     return ids
-
-
-def test_masks_of_a_step_have_the_size_that_is_counted(
-    network: PreTrainedModel, device: DeviceWorker
-) -> None:
-    shape = cache_shape(network.config, LIMITS, network.dtype.itemsize)
-
-    async def test(engine: TransformersEngine) -> None:
-        masks = engine._processor.inputs_and_outputs.attention_mask
-        counted = step_memory(network.config, shape, network.dtype.itemsize).mask_bytes
-        assert sum(mask.nbytes for mask in masks.values()) == counted
-
-    with_engine(network, device, test)
 
 
 def test_closed_engine_frees_its_cache_without_a_collection_of_garbage(
