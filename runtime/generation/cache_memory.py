@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import position_limit, read_config, task_in
 from runtime.generation.limits import GenerationLimits
-from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
+from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -87,10 +87,8 @@ def generation_bytes(
 
 
 def _value_bytes(tensors: Sequence[StoredTensor]) -> int:
-    """Of a key or value: they have the type of the weights, but for scales and whole numbers."""
+    """Of a key or value: they have the type of the weights, but for whole numbers."""
     sizes = [
-        DTYPES[each.dtype].itemsize
-        for each in tensors
-        if DTYPES[each.dtype].is_floating_point and each.name.rpartition(".")[2] not in SCALE_NAMES
+        DTYPES[each.dtype].itemsize for each in tensors if DTYPES[each.dtype].is_floating_point
     ]
     return max(sizes, default=4)

@@ -43,8 +43,6 @@ DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
     getattr(torch, each.torch): each.datatype for each in NUMBER_TYPES if each.datatype
 }
 """The protocol's datatypes of torch types; some have none."""
-SCALE_NAMES = ("weight_scale", "weight_scale_inv")
-"""Last parts of the names of scales of weights of 8 bits (`compressed-tensors`, `fp8`)."""
 ALIGNMENT_BYTES = 64
 """A cache line; GPU kernels need 16."""
 

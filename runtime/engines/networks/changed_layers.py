@@ -1,4 +1,4 @@
-"""Changed layers: with LoRA adapters, with weights of 8 bits, and with shorter calls.
+"""Changed layers: with LoRA adapters, and with shorter calls.
 
 Hu et al. 2021, "LoRA: low-rank adaptation of large language models": the output of a layer gets
 `x A^T B^T * alpha / r` added. The base's weights stay as they are, and are shared.
@@ -22,9 +22,9 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.reading import StoredNames
-from runtime.errors import ModelInvalid
+from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import ADAPTER_CONFIG
-from runtime.weights.safetensors_files import SCALE_NAMES, StoredTensor
+from runtime.weights.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,125 +149,24 @@ def _adapted(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Adapted{kind.__name__}", (kind,), {"forward": forward})
 
 
-_METHODS: Final = ("fp8", "compressed-tensors")
-_FORMATS: Final = ("float-quantized", "int-quantized", "naive-quantized")
-"""Of `compressed-tensors`: one number of 8 bits for each weight, none packed."""
-_TYPES: Final = ("F8_E4M3", "F8_E5M2", "I8")
-_SIGNS: Final = frozenset({*SCALE_NAMES, "qweight", "weight_packed", "absmax", "SCB"})
-"""Last parts of tensors' names in quantised checkpoints, also of methods that are not served."""
-_MAX_SIDE: Final = 1 << 20
+_QUANTISED_NAMES: Final = frozenset(
+    {"weight_scale", "weight_scale_inv", "qweight", "weight_packed", "absmax", "SCB"}
+)
+"""Last parts of tensors' names in quantised checkpoints."""
+_QUANTISED_TYPES: Final = frozenset({"F8_E4M3", "F8_E5M2", "I8"})
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    block: tuple[int, int] | None
-    """Rows and columns that share a scale; None: a row or the whole layer does."""
-
-    def apply(self, network: PreTrainedModel, tensors: Sequence[StoredTensor]) -> None:
-        """Give each linear layer with a stored scale the parameter for it.
-
-        Raises ModelInvalid if numbers and scales do not fit.
-        """
-        stored = {tensor.name: tensor for tensor in tensors}
-        layers = StoredNames(network)
-        for name, scale in stored.items():
-            path, _, leaf = name.rpartition(".")
-            if leaf in SCALE_NAMES:
-                layer = _linear(network, layers.layer(path), path)
-                _check_weight(path, stored.get(f"{path}.weight"))
-                self._check_scale(layer, name, scale.shape)
-                with torch.device("meta"):
-                    empty = nn.Parameter(torch.empty(scale.shape), requires_grad=False)
-                layer.register_parameter(leaf, empty)
-                layer.__class__ = _scaled(leaf, self.block)
-        for name, tensor in stored.items():
-            path = name.rpartition(".")[0]
-            scales = [f"{path}.{leaf}" for leaf in SCALE_NAMES]
-            if tensor.dtype in _TYPES and name.endswith(".weight") and not stored.keys() & scales:
-                raise ModelInvalid(f"{name} is stored in 8 bits, and none of {scales} is there")
-
-    def _check_scale(self, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> None:
-        rows, columns = layer.weight.shape
-        allowed: list[tuple[int, ...]] = [(), (1,), (rows,), (rows, 1)]
-        if self.block is not None:
-            allowed = [(-(-rows // self.block[0]), -(-columns // self.block[1]))]
-        if shape not in allowed:
-            raise ModelInvalid(
-                f"{name} has shape {list(shape)}; a layer of {[rows, columns]} can have"
-                f" {' or '.join(str(list(each)) for each in allowed)}"
+def check_not_quantised(folder: Path, tensors: Sequence[StoredTensor]) -> None:
+    """Raise ModelUnsupported for a checkpoint of quantised weights."""
+    for tensor in tensors:
+        leaf = tensor.name.rpartition(".")[2]
+        if leaf in _QUANTISED_NAMES or (leaf == "weight" and tensor.dtype in _QUANTISED_TYPES):
+            config = read_json(folder / "config.json").get("quantization_config")
+            raise ModelUnsupported(
+                f"{tensor.name} is of a quantised checkpoint (quantization_config"
+                f" {str(config)[:80]!r}), which vLLM alone computes here: use a pool with"
+                " --engine-python, or a checkpoint with weights of 16 or 32 bits"
             )
-
-
-def read_quantisation(folder: Path, tensors: Sequence[StoredTensor]) -> Quantisation | None:
-    """What config.json says of quantised tensors, None if none is.
-
-    Weights of 8 bits stay so on the device: each use multiplies them by their scales, in the type
-    of the inputs.
-
-    Raises ModelInvalid for what is not computed here.
-    """
-    if not any(tensor.name.rpartition(".")[2] in _SIGNS for tensor in tensors):
-        return None
-    config = read_json(folder / "config.json").get("quantization_config")
-    if not isinstance(config, dict):
-        raise ModelInvalid(
-            "the weights are quantised: quantization_config of config.json must be an object, was"
-            f" {str(config)[:80]!r}"
-        )
-    method, form = config.get("quant_method"), config.get("format", _FORMATS[0])
-    if method not in _METHODS or (method == "compressed-tensors" and form not in _FORMATS):
-        raise ModelInvalid(
-            f"config.json has quant_method {method!r} and format {config.get('format')!r}; served"
-            f" are fp8, and compressed-tensors with a format of {', '.join(_FORMATS)}: use such a"
-            " checkpoint, or one without quantisation"
-        )
-    block = config.get("weight_block_size")
-    if block is None:
-        return Quantisation(None)
-    if not (
-        isinstance(block, list)
-        and len(block) == 2
-        and all(type(side) is int and 0 < side <= _MAX_SIDE for side in block)
-    ):
-        raise ModelInvalid(f"weight_block_size must be two positive numbers, was {str(block)[:80]}")
-    return Quantisation((block[0], block[1]))
-
-
-def _linear(network: PreTrainedModel, found: str | None, path: str) -> nn.Linear:
-    layer = None if found is None else network.get_submodule(found)
-    if type(layer) is not nn.Linear:
-        kind = "no layer of the network" if layer is None else f"a {type(layer).__name__}"
-        raise ModelInvalid(f"{path} has a scale, but is {kind}; only linear layers can have one")
-    return layer
-
-
-def _check_weight(path: str, weight: StoredTensor | None) -> None:
-    if weight is None or weight.dtype not in _TYPES:
-        found = "absent" if weight is None else weight.dtype
-        raise ModelInvalid(
-            f"{path} has a scale; its weights must be of {' or '.join(_TYPES)}, were {found}"
-        )
-
-
-@cache
-def _scaled(name: str, block: tuple[int, int] | None) -> type[nn.Linear]:
-    def forward(self: Any, inputs: torch.Tensor) -> torch.Tensor:
-        weight = scaled_weight(self.weight, getattr(self, name), block).to(inputs.dtype)
-        return nn.functional.linear(inputs, weight, self.bias)
-
-    return type("ScaledLinear", (nn.Linear,), {"forward": forward})
-
-
-def scaled_weight(
-    weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] | None
-) -> torch.Tensor:
-    """The numbers times their scales, in 32 bits."""
-    scale = scale.float()
-    if block is None:
-        return weight.float() * scale.reshape(-1, 1)
-    rows, columns = weight.shape
-    scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
-    return weight.float() * scale
 
 
 Call: TypeAlias = "Callable[[Tensor], Tensor]"

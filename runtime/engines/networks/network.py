@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from registry.domain.model import Task
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
-from runtime.engines.networks.changed_layers import Adapter, read_quantisation, shorten_calls
+from runtime.engines.networks.changed_layers import Adapter, check_not_quantised, shorten_calls
 from runtime.engines.networks.configuration import read_config, task_in, without_memory
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
 from runtime.errors import ModelInvalid
@@ -338,9 +338,7 @@ class NetworkEngine(Engine):
         return build_skeleton(model, key=key, device=device, prepare=partial(self._prepare, model))
 
     def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> Mapping[str, str]:
-        quantisation = read_quantisation(model.path, model.tensors)
-        if quantisation is not None:
-            quantisation.apply(made, model.tensors)
+        check_not_quantised(model.path, model.tensors)
         return {}
 
 

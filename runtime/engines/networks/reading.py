@@ -26,7 +26,7 @@ from transformers.core_model_loading import (
 
 from runtime.errors import ModelInvalid
 from runtime.weights.converted_weights import DTYPE_NAMES, Conversion
-from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
+from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -114,7 +114,7 @@ class StoredNames:
             raise ModelInvalid(
                 f"{path} is a part of {re.sub(r'[.]weight$', '', name)}, where networks of"
                 f" {self._network.config.model_type} join several layers; such parts can have"
-                " neither adapters nor scales: merge the adapter, or use weights of 16 or 32 bits"
+                " no adapters: merge the adapter into its base"
             )
         return find_layer(self._network, name.removesuffix(_WEIGHT))
 
@@ -192,11 +192,6 @@ class _Types:
         return dtype
 
     def cast(self, name: str, stored: StoredTensor) -> StoredTensor:
-        """Numbers that have a scale stay as they are stored, and so does the scale."""
-        path, _, leaf = name.rpartition(".")
-        scales = {f"{path}.{scale}" for scale in SCALE_NAMES}
-        if leaf in SCALE_NAMES or (leaf == "weight" and scales & self.tensors.keys()):
-            return stored
         dtype = self.of(name)
         count = stored.size_bytes // DTYPES[stored.dtype].itemsize
         return StoredTensor(
