@@ -7,7 +7,7 @@ and is marked: a request is never rejected for its deadline because of such an e
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from math import inf
@@ -57,12 +57,9 @@ def infer_measure(of_class: int) -> str:
     return f"infer:{of_class}"
 
 
-_COMPUTED: Final = frozenset({"infer", "share", "preprocess", "postprocess"})
-
-
 def is_computed(measure: str) -> bool:
     """Whether a pod of half the speed takes twice as long."""
-    return measure in _COMPUTED or measure.startswith("infer:")
+    return measure.partition(":")[0] in {"infer", "share", "preprocess", "postprocess"}
 
 
 def seconds_at_size(points: Sequence[tuple[float, float]], size: float) -> float:
@@ -204,10 +201,7 @@ class ModelEstimates:
     def add(self, measure: str, values_s: Iterable[float], now_s: float = inf) -> None:
         if self is UNMEASURED:
             raise TypeError("UNMEASURED belongs to all models: add to `KindEstimates` instead")
-        samples = self._samples.get(measure)
-        if samples is None:
-            samples = self._samples[measure] = deque(maxlen=WINDOW)
-        samples.extend(values_s)
+        self._samples.setdefault(measure, deque(maxlen=WINDOW)).extend(values_s)
         if measure == "infer":
             self.sampled_s = now_s
         self.drop_cached(measure)
@@ -247,9 +241,7 @@ class ModelEstimates:
                 return stages
             infer_s, spread_s = seconds_at_size(points, class_bytes(of_class)), 0.0
         share_s = stages.share_s * infer_s / stages.infer_s if stages.infer_s else infer_s
-        return StageTimes(
-            infer_s, share_s, stages.preprocess_s, stages.postprocess_s, True, spread_s
-        )
+        return replace(stages, infer_s=infer_s, share_s=share_s, spread_s=spread_s)
 
     @property
     def stages(self) -> StageTimes:
@@ -257,13 +249,13 @@ class ModelEstimates:
         return self._stages.get(None) or self.stages_of(None)
 
     def _compute_stages(self) -> StageTimes:
-        infer, before, after = self.infer, self.preprocess, self.postprocess
+        infer, before, after = self.infer, self.get("preprocess"), self.get("postprocess")
         return StageTimes(
             infer_s=infer.seconds,
             share_s=self.share.seconds,
-            preprocess_s=before.seconds,
-            postprocess_s=after.seconds,
-            is_measured=infer.is_measured and before.is_measured and after.is_measured,
+            preprocess_s=before.seconds if before else PRIORS.preprocess_s,
+            postprocess_s=after.seconds if after else PRIORS.postprocess_s,
+            is_measured=all(each and each.is_measured for each in (infer, before, after)),
             spread_s=infer.seconds - min(self._samples["infer"]) if infer.is_measured else 0.0,
         )
 
@@ -284,11 +276,6 @@ class ModelEstimates:
         """The median of this kind's own samples; None without them."""
         samples = self._samples.get(measure)
         return median(samples) if samples else None
-
-    def quantile_s(self, measure: str, share: float) -> float | None:
-        """The sample with `share` of this kind's own below it; None without them."""
-        samples = sorted(self._samples.get(measure, ()))
-        return samples[int(share * (len(samples) - 1))] if samples else None
 
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load from `tier`; where unmeasured, that of a slower tier is the upper bound.
@@ -330,14 +317,6 @@ class ModelEstimates:
         return self.get("share") or self.infer
 
     @property
-    def preprocess(self) -> Estimate:
-        return self.get("preprocess") or Estimate(PRIORS.preprocess_s, is_measured=False)
-
-    @property
-    def postprocess(self) -> Estimate:
-        return self.get("postprocess") or Estimate(PRIORS.postprocess_s, is_measured=False)
-
-    @property
     def output_bytes(self) -> float | None:
         """Size of a step's outputs in bytes; None: it was not measured."""
         known = self.get(OUTPUT_BYTES)
@@ -347,13 +326,9 @@ class ModelEstimates:
 def _nearest(kind: AcceleratorKind | None, medians_s: Mapping[AcceleratorKind, float]) -> float:
     """The median at the nearest share of the same product, else the one among all kinds."""
     if kind is not None:
-        distances = [
-            (abs(other.share - kind.share), other)
-            for other in medians_s
-            if other.product == kind.product
-        ]
-        if distances:
-            return medians_s[min(distances)[1]]
+        same = [other for other in medians_s if other.product == kind.product]
+        if same:
+            return medians_s[min(same, key=lambda other: (abs(other.share - kind.share), other))]
     return median(medians_s.values())
 
 
@@ -484,11 +459,10 @@ class Measurements:
 
     def at(self, kind: AcceleratorKind) -> KindEstimates:
         """The table of one kind."""
-        found = self._by_kind.get(kind)
-        if found is None:
-            found = self._by_kind[kind] = KindEstimates(kind, self)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = KindEstimates(kind, self)
             self.is_mixed = len(self._by_kind) > 1
-        return found
+        return self._by_kind[kind]
 
     def over_kinds(self) -> KindEstimates:
         """The table of the only kind, else the table that combines all kinds."""

@@ -1,9 +1,8 @@
 """The device worker: one inference at a time, batched per model, the nearest deadline first.
 
 Callers wait on the event loop; the thread of the device takes batches, which `queue` chooses, and
-runs them. A thread in an inference that hangs is abandoned and counted, and a new one serves the
-others. It ends at its next line of Python, unless it hangs in one call of a library. `Suspects`
-says whether request or model is to blame.
+runs them. A thread in an inference that hangs is abandoned, and a new one serves the others; it
+ends unless it hangs in one call of a library. `Suspects` says whether request or model is to blame.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -38,6 +37,7 @@ from runtime.device.queue import (
     Payload,
     Queued,
     QueuedRows,
+    Result,
     digest_of,
 )
 from runtime.errors import (
@@ -53,8 +53,6 @@ from runtime.metrics import BATCHES, DEVICE_WAITING, STUCK_THREADS, batch_series
 from runtime.threads import as_exception
 
 logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 INFERENCE_TIMEOUT_S = 60.0
 MAX_QUEUED = 1024
@@ -185,7 +183,6 @@ class DeviceWorker:
                 return
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
             _refuse(self._queue.take_all(), PodDraining, self.lost_reason)
-        logger.error("device lost", extra={"error": error})
         self.on_lost(self.lost_reason)
 
     # On the event loop: a job waits in the queue, and for its outcome
@@ -198,13 +195,9 @@ class DeviceWorker:
         model: DeviceModel | None = None,
         due_s: float | None = None,
     ) -> InferenceResult[Result]:
-        """The result of `work`, run on the device by itself; raises as `infer` does.
+        """The result of `work`, run in the device's thread by itself; raises as `infer` does.
 
-        Args:
-            work: called in the device's thread.
-            deadline_s: the latest time at which it may begin.
-            model: the model that is marked broken if `work` hangs.
-            due_s: its urgency, where it differs from the deadline.
+        `model`: the one that is marked broken if `work` hangs.
         """
         return await self.infer(
             model or DeviceModel(), Payload(work), _call_each, deadline_s=deadline_s, due_s=due_s
@@ -224,8 +217,8 @@ class DeviceWorker:
         If the caller is cancelled while its inference runs, however often, this returns when the
         inference has ended, so that the caller can then release what the inference uses.
 
-        `infer`: in place of the model's own; `due_s`: its urgency, where it differs from the
-        deadline.
+        `infer`: in place of the model's own. `deadline_s`: the latest time at which it may begin;
+        `due_s`: its urgency, where that differs.
 
         Raises:
             DeadlinePassed: the deadline passed before the inference began.
@@ -255,8 +248,7 @@ class DeviceWorker:
     def submit(self, work: Callable[[], Any], *, model: DeviceModel, due_s: float) -> Job:
         """As `run`, for callers that go on meanwhile: `work` is queued when this returns.
 
-        The model must stay in use until the job's future is done, or the job withdrawn. Raises as
-        `infer` does before an inference.
+        The model must stay in use until the job's future is done, or the job withdrawn.
         """
         return self._add(model, Payload(work), _call_each, due_s=due_s)
 
@@ -289,10 +281,14 @@ class DeviceWorker:
         future = asyncio.get_running_loop().create_future()
         job = Job(model, queued, payload.content, infer, future)
         with self._lock:
-            if job.model.broken_reason is not None:
-                raise ModelBroken(job.model.broken_reason)
-            if job.model.suspects.hangs:
-                _refuse_suspect(job)
+            if model.broken_reason is not None:
+                raise ModelBroken(model.broken_reason)
+            if refused_s := model.suspects.refused_s(job.content, now_s):
+                raise RequestHung(
+                    "an inference of this request did not end within the model's time limit; it"
+                    f" is refused for {refused_s:.0f} s",
+                    retry_after_s=refused_s,
+                )
             if self.lost_reason is not None:
                 raise PodDraining(self.lost_reason)
             if self._is_closed:
@@ -342,7 +338,7 @@ class DeviceWorker:
                         job.is_running = True
                     self._batch = RunningBatch(jobs)
                     return self._batch
-                self._work.wait(wake_s - now_s if math.isfinite(wake_s) else None)
+                self._work.wait(min(wake_s - now_s, threading.TIMEOUT_MAX))
             _refuse(self._queue.take_all(), QueueFull, "the pod is stopping")
             return None
 
@@ -386,8 +382,7 @@ class DeviceWorker:
         compute_s = ended_s - begun_s
         if jobs[0].queued.batch_key is not None:
             self.times.observe(model.key, rows, compute_s, ended_s, self._cpu_s() - cpu_s)
-            if model.suspects.hangs:
-                model.suspects.record_served()
+            model.suspects.record_served()
         return [
             InferenceResult(
                 value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)
@@ -425,8 +420,7 @@ class DeviceWorker:
                     continue
                 self._watched_until_s = math.inf if batch is None else batch.timeout_at_s
                 del batch  # it must not keep a network alive while nothing else runs
-                is_timed = math.isfinite(self._watched_until_s)
-                self._watch_changed.wait(self._watched_until_s - now_s if is_timed else None)
+                self._watch_changed.wait(min(self._watched_until_s - now_s, threading.TIMEOUT_MAX))
 
     def _abandon(self, batch: RunningBatch) -> None:
         """Give up the thread of a hung inference, and all jobs of a model that is to blame."""
@@ -453,16 +447,6 @@ class DeviceWorker:
 
 
 _TOO_LATE = "the request waited until its deadline left no time for an inference"
-
-
-def _refuse_suspect(job: Job) -> None:
-    refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
-    if refused_s:
-        raise RequestHung(
-            "an inference of this request did not end within the model's time limit; it"
-            f" is refused for {refused_s:.0f} s",
-            retry_after_s=refused_s,
-        )
 
 
 def _finish(
