@@ -212,7 +212,7 @@ class LoadCoordinator:
     @asynccontextmanager
     async def _base_in_use(self, load: LiveLoad) -> AsyncIterator[StoreEntry | None]:
         """An adapter's base, loaded if necessary; the adapter itself may use it on."""
-        base = self._resolver.processors.bases.of(load.spec)
+        base = self._resolver.processors.base_of(load.spec)
         if base is None:
             yield None
             return

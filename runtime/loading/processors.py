@@ -138,31 +138,6 @@ NO_VLLM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Bases:
-    """Finds bases among the declared models."""
-
-    find: Callable[[ModelName], ModelSpec | None] = lambda _name: None
-
-    def of(self, spec: ModelSpec) -> ModelSpec | None:
-        """The base of an adapter, None for other models; raises LoadFailed."""
-        if not spec.base:
-            return None
-        name = ModelName(spec.name.namespace, spec.base)
-        base = self.find(name)
-        if base is None:
-            raise LoadFailed(
-                f"{spec.key} is an adapter of {name}, which is not declared: apply that model, or"
-                " correct pilotlight.io/base-model"
-            )
-        if base.base:
-            raise LoadFailed(
-                f"{spec.key} is an adapter of {name}, which is an adapter itself (of {base.base});"
-                f" pilotlight.io/base-model must name a whole model"
-            )
-        return base
-
-
 @dataclass(slots=True)
 class _Fetch:
     """Of a model's small files. Mutable: owned by the event loop."""
@@ -182,13 +157,13 @@ class Processors:
         on_change: Callable[[str], None] = lambda _: None,
         *,
         sandbox: Sandbox | None = None,
-        bases: Bases | None = None,
+        declared: Callable[[ModelName], ModelSpec | None] = lambda _name: None,
         server: ModelServer | None = None,
         vllm: Vllm | None = None,
     ) -> None:
         """`server`: what runs all models in place of the pod's own engines; `vllm`: some."""
         self._server, self.vllm = server, vllm
-        self.bases = bases or Bases()
+        self._declared = declared
         self._sandbox = sandbox
         self._cache = cache
         self._threads = threads
@@ -242,6 +217,24 @@ class Processors:
     def forget(self, key: str) -> None:
         self._ready.pop(key, None)
 
+    def base_of(self, spec: ModelSpec) -> ModelSpec | None:
+        """The base of an adapter, None for other models; raises LoadFailed."""
+        if not spec.base:
+            return None
+        name = ModelName(spec.name.namespace, spec.base)
+        base = self._declared(name)
+        if base is None:
+            raise LoadFailed(
+                f"{spec.key} is an adapter of {name}, which is not declared: apply that model, or"
+                " correct pilotlight.io/base-model"
+            )
+        if base.base:
+            raise LoadFailed(
+                f"{spec.key} is an adapter of {name}, which is an adapter itself (of {base.base});"
+                f" pilotlight.io/base-model must name a whole model"
+            )
+        return base
+
     async def _build(self, spec: ModelSpec) -> Processor:
         try:
             processor = await self._read(spec)
@@ -261,7 +254,7 @@ class Processors:
             folder = await self.folder(spec)
             if self._server is not None:
                 return ServerTask(self._server, spec.key)
-            if (base := self.bases.of(spec)) is not None:
+            if (base := self.base_of(spec)) is not None:
                 return await self.get(base)
             if spec.engine is EngineChoice.VLLM and self.vllm is None:
                 raise NeedsMissing(NO_VLLM)

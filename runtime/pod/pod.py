@@ -19,15 +19,15 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from registry.domain.model import EngineChoice, ModelName, ModelSpec
+from registry.domain.model import EngineChoice
 from registry.domain.pod import Accelerator, PodInfo, Profile, host_port, slots_at_start
 from registry.domain.tenant_rules import Quota
 from registry.errors import RegistryUnavailable
@@ -47,7 +47,7 @@ from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator,
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch_disk
-from runtime.loading.processors import Bases, Processors
+from runtime.loading.processors import Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
 from runtime.metrics import IDLE_MEMORY
@@ -71,12 +71,12 @@ from runtime.serving.generation_service import GenerationService
 from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteInference
-from runtime.serving.repository import Health, ModelCatalog, Repository
+from runtime.serving.repository import Health, ModelCatalog, Repository, pick_generation
 from runtime.serving.tensor_exchange import BlockClient, BlockServer, StepTensors, TensorExchange
 from runtime.serving.tensor_store import TensorStore
 from runtime.settings import RuntimeSettings
 from runtime.storage.access import NamespaceSecrets
-from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
+from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES
 from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.threads import RequestThreads, in_thread
@@ -86,8 +86,6 @@ from runtime.tiers.host_tier import enter_host_tier
 
 logger = logging.getLogger(__name__)
 
-CLAIM_MOUNTS: Final = Path("/mnt/pvc")
-"""Where claims of pvc:// are mounted, by name: the pool's manifest decides it, for all pods."""
 CANCEL_TIMEOUT_S: Final = 1.0
 """Time for cancelled requests to send their error responses."""
 MAX_SANDBOX_THREADS: Final = 32
@@ -223,39 +221,42 @@ class Pod:
         """By the profiles; engines of their own say themselves when they take no more."""
         if self._settings.engine_python:
             return ENGINE_SLOTS
-        return slots_at_start(accelerator, await self._known_profiles())
-
-    async def _known_profiles(self) -> list[Profile]:
-        """Of all accelerators; none where the registry is away: the pod starts without it."""
-        try:
-            state = await self.registry.cluster()
-        except RegistryUnavailable:
-            return []
-        return [each for known in state.profiles.values() for each in known.values()]
+        profiles: list[Profile] = []
+        with suppress(RegistryUnavailable):  # the pod starts without it
+            known = (await self.registry.cluster()).profiles
+            profiles += [each for by_product in known.values() for each in by_product.values()]
+        return slots_at_start(accelerator, profiles)
 
     # 3. Its models: where they lie, who loads and removes them, what the registry hears of it
 
     def _hold_models(self) -> None:
-        settings, host, device = self._settings, self.host, self.device
-        memory = self._opened.memory
-        watch = ClusterWatch(self.registry, counts=False)
-        rules = PodRules(watch.state, has_tenants=_has_tenants(settings))
+        settings, host, device, threads = self._settings, self.host, self.device, self.load_threads
+        info, memory, server = self.info, self._opened.memory, self._opened.server
+        watch, limits = ClusterWatch(self.registry, counts=False), settings.generation_limits
+        # Without tenants all is one owner's: a machine without rules, or the only model, by KServe.
+        is_shared = "KUBERNETES_SERVICE_HOST" in os.environ and not settings.model_name
+        rules = PodRules(watch.state, has_tenants=settings.has_tenants or is_shared)
+        own_files = WITH_PICKLES if settings.allow_pickle else OWN_ENGINES
         costs = ReloadCosts()
         cache = DiskCache(
             settings.cache_path,
-            Storages(_storage_options(settings, rules)),
+            Storages(
+                StorageOptions(
+                    secret_folder=settings.storage_config,
+                    rules=rules,
+                    secrets=NamespaceSecrets.from_environment(os.environ),
+                )
+            ),
             Bandwidth(settings.link_rate or None),
             budget_bytes=settings.disk_bytes,
             quota_of=partial(rules.quota, kind=Quota.CACHE),
-            rules=_file_rules(settings),
+            rules=own_files if server is None else MODEL_SERVER,
         )
-
         vllm = self._open_vllm()
 
         def on_added(entry: StoreEntry) -> None:
-            if isinstance(entry.model, EngineServed):
-                return
-            if isinstance(memory, StagedMemory):  # on a CPU the files' pages are the model's memory
+            # On a CPU the files' pages are the model's memory.
+            if isinstance(memory, StagedMemory) and not isinstance(entry.model, EngineServed):
                 demotions.offer(entry.model.spec)
 
         def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
@@ -264,20 +265,23 @@ class Pod:
                 demotions.offer(entry.model.spec)
 
         def reload_s(key: str, size_bytes: int) -> float:
+            is_on_disk = cache.bytes_on_disk(key) > 0
             if vllm is not None and key in vllm.processes.by_key:
-                is_on_disk = cache.bytes_on_disk(key) > 0
                 tier = vllm.tier_after_eviction(key, is_on_disk=is_on_disk)
-                return costs.estimate_s(key, tier, size_bytes)
-            tier = tier_after_eviction(
-                size_bytes,
-                host_bytes=host.bytes_of(key),
-                host_budget_bytes=host.budget_bytes,
-                is_on_disk=cache.bytes_on_disk(key) > 0,
-            )
+            else:
+                tier = tier_after_eviction(
+                    size_bytes,
+                    host_bytes=host.bytes_of(key),
+                    host_budget_bytes=host.budget_bytes,
+                    is_on_disk=is_on_disk,
+                )
             return costs.estimate_s(key, tier, size_bytes)
 
+        def on_lost(key: str) -> None:
+            store.retire(key, "process-lost")  # its next request loads it again
+
         store = ModelStore(
-            self.info.memory_bytes,
+            info.memory_bytes,
             on_removed,
             on_added=on_added,
             policy=greedy_dual,
@@ -286,12 +290,10 @@ class Pod:
             remainders=vllm,
         )
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
-        self.gpu = GpuWatch(
-            self.info.accelerator, device.mark_lost, interval_s=settings.heartbeat_s
-        )
+        self.gpu = GpuWatch(info.accelerator, device.mark_lost, interval_s=settings.heartbeat_s)
         agent = RegistryAgent(
             self.registry,
-            self.info,
+            info,
             Inventory(
                 keys=lambda: cache.keys() | host.keys() | store.by_key.keys() | processors.keys(),
                 tier_state=lambda key: tier_state(key, store, host, cache, processors),
@@ -307,37 +309,28 @@ class Pod:
             heartbeat_s=settings.heartbeat_s,
             lease_ttl_s=settings.lease_ttl,
         )
-        agent.is_held = self._opened.server is not None  # until the server answers
+        agent.is_held = server is not None  # until the server answers
         if isinstance(memory, StagedMemory):
             host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
         if vllm is not None:
             vllm.processes.on_moved = agent.report_tier
-            vllm.has_adapters = partial(_has_adapters, watch)
-            vllm.processes.on_lost = lambda key: _retire_lost(store, key)
+            vllm.has_adapters = lambda spec: spec.name in watch.state.bases.values()
+            vllm.processes.on_lost = on_lost
+        self.estimators.on_lost = on_lost
         processors = Processors(
             cache,
-            self.load_threads,
+            threads,
             self._tasks,
             agent.report_tier,
             sandbox=self.sandbox,
-            bases=Bases(lambda name: _declared(watch, name)),
-            server=self._opened.server,
+            declared=lambda name: pick_generation(watch.state.models.get(name), None),
+            server=server,
             vllm=vllm,
         )
         resolver = WeightResolver(
-            store,
-            cache,
-            host,
-            processors,
-            self.load_threads,
-            settings.generation_limits,
-            memory,
-            self._opened.server,
-            self.estimators,
-            vllm,
+            store, cache, host, processors, threads, limits, memory, server, self.estimators, vllm
         )
         demotions = Demotions(resolver, agent.report_tier)
-        self.estimators.on_lost = lambda key: _retire_lost(store, key)
         coordinator = LoadCoordinator(
             ModelLoader(resolver, device),
             agent=agent,
@@ -386,13 +379,10 @@ class Pod:
 
     def _serve_requests(self) -> None:
         settings, models, info = self._settings, self.models, self.info
-        sockets, threads = self.host.sockets, self.request_threads
         self.in_flight = InFlightRequests(
             info.name, slots=info.slots, allow_simulated_work=settings.allow_simulated_work
         )
-        self.kept_tensors = TensorStore(
-            settings.tensor_store_bytes, shares_memory=sockets is not None
-        )
+        self.kept_tensors = TensorStore(settings.tensor_store_bytes, shares_memory=self.host.is_on)
         self.ended_inferences = InferenceEndNotifier(models.agent)
         self.predictions = PredictService(
             info.name,
@@ -404,7 +394,7 @@ class Pod:
             remote=self.remote,
             end_notifier=self.ended_inferences,
             measurements=self.measurements,
-            threads=threads,
+            threads=self.request_threads,
             sandbox_threads=self.sandbox_threads,
             step_tensors=StepTensors(
                 info.address, self.kept_tensors, self.other_pods_tensors, self.catalog
@@ -420,15 +410,9 @@ class Pod:
         repository = Repository(
             self.catalog, models.coordinator, models.store, models.processors, self.in_flight
         )
-        health = Health(models.agent, self.in_flight, self.device, self.request_threads)
-        if self.single_model is not None:
-            health = replace(health, has_model=self.single_model.is_loaded)
-        profiler = Profiler(
-            coordinator=models.coordinator,
-            device=self.device,
-            profiles=self.profiles,
-            threads=self.request_threads,
-        )
+        has_model = self.single_model.is_loaded if self.single_model else lambda: True
+        health = Health(models.agent, self.in_flight, self.device, self.request_threads, has_model)
+        profiler = Profiler(models.coordinator, self.device, self.profiles, self.request_threads)
         limit = settings.max_body_bytes
         routes = [
             *Routes(service, repository, health, limit).table(),
@@ -510,42 +494,3 @@ class Pod:
             tasks.create_task(self.grpc_server.stop(CLOSE_TIMEOUT_S))
             self.server.close()
         await in_thread(self.request_threads, models.cache.close)
-
-
-def _retire_lost(store: ModelStore, key: str) -> None:
-    """Its next request loads it again."""
-    entry = store.by_key.get(key)
-    if entry is not None and entry.retire_reason is None:
-        store.retire(key, "process-lost")
-
-
-def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
-    record = watch.state.models.get(name)
-    return None if record is None else record.serving
-
-
-def _has_adapters(watch: ClusterWatch, spec: ModelSpec) -> bool:
-    name = spec.name
-    records = watch.state.models.values()
-    return any((each.spec.name.namespace, each.spec.base) == name for each in records)
-
-
-def _has_tenants(settings: RuntimeSettings) -> bool:
-    """Else all is one owner's: a machine without rules, or the only model, by KServe."""
-    is_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
-    return settings.has_tenants or (is_cluster and not settings.model_name)
-
-
-def _storage_options(settings: RuntimeSettings, rules: PodRules) -> StorageOptions:
-    return StorageOptions(
-        secret_folder=settings.storage_config,
-        claim_mounts=CLAIM_MOUNTS,
-        rules=rules,
-        secrets=NamespaceSecrets.from_environment(os.environ),
-    )
-
-
-def _file_rules(settings: RuntimeSettings) -> FileRules:
-    if settings.has_server:
-        return MODEL_SERVER
-    return WITH_PICKLES if settings.allow_pickle else OWN_ENGINES

@@ -18,7 +18,7 @@ from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore
 from runtime.loading.model_tiers import Demotions
-from runtime.loading.processors import Bases, Processors
+from runtime.loading.processors import Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
 from runtime.registry_agent import Inventory, RegistryAgent, TierState
@@ -115,7 +115,7 @@ async def local_pod(
         try:
             async with asyncio.TaskGroup() as tasks:
                 by_name = {spec.name: spec for spec in declared}
-                processors = Processors(cache, threads, tasks, bases=Bases(by_name.get))
+                processors = Processors(cache, threads, tasks, declared=by_name.get)
                 moved: asyncio.Queue[str] = asyncio.Queue()
                 resolver = WeightResolver(
                     store,
