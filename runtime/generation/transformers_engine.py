@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
@@ -141,8 +140,7 @@ class TransformersEngine:
             )
             self._manager.output_router = self._outputs
             self._manager.logit_processor = _logits_processors()
-            with _memory_unflushed():
-                self._processor = self._manager._create_batch_processor()
+            self._processor = self._manager._create_batch_processor()
             self._processor.__class__ = _Processor
             _use_default_stream(self._processor)
             self._paged = [
@@ -313,25 +311,6 @@ class TransformersEngine:
         while self._advance():
             pass
         return [recorder.scores for recorder in recorders]
-
-
-@contextmanager
-def _memory_unflushed() -> Iterator[None]:
-    """In the block, transformers asks for the device's free memory alone.
-
-    It empties torch's cache and waits for all work first, at each load; the cache's size is given.
-    """
-    own = cache.get_device_and_memory_breakdown
-
-    def breakdown() -> tuple[torch.device, int, int, int]:
-        free, total = torch.cuda.mem_get_info()
-        return torch.device("cuda"), total, 0, total - free
-
-    cache.get_device_and_memory_breakdown = breakdown if torch.cuda.is_available() else own
-    try:
-        yield
-    finally:
-        cache.get_device_and_memory_breakdown = own
 
 
 def _use_default_stream(processor: Any) -> None:

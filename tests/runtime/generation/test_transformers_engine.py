@@ -147,21 +147,6 @@ def test_a_broken_device_ends_all_texts_with_its_reason(
     with_engine(network, device, test)
 
 
-def test_a_load_neither_empties_the_devices_cache_nor_waits_for_it(
-    network: PreTrainedModel, device: DeviceWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As transformers does before it asks for free memory, for which a GPU stands still."""
-
-    async def test(engine: TransformersEngine) -> None:
-        assert len(await generate_tokens(engine, 3)) == 3
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 33, 1 << 34))
-    for name in ("empty_cache", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("the device stood still"))
-    with_engine(network, device, test)
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
