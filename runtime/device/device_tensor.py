@@ -25,11 +25,8 @@ def values_on(device: torch.device, tensor: Tensor) -> torch.Tensor:
     """The tensor's values on the device, which a network may write to."""
     array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
     values = torch.from_numpy(array)
-    return to_device(values.to(torch.bfloat16) if tensor.datatype == BF16 else values, device)
-
-
-def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Values of the host on the device; from pinned memory, so that nothing waits for the copy."""
+    values = values.to(torch.bfloat16) if tensor.datatype == BF16 else values
+    # From pinned memory, so that nothing waits for the copy.
     pinned = values.pin_memory() if device.type == "cuda" else values
     return pinned.to(device, non_blocking=True)
 

@@ -1,24 +1,30 @@
 """Selects the next token of each request by that request's own parameters.
 
-The engine takes the largest score of each row. Adding Gumbel noise to scaled scores makes the
-largest one a sample of their softmax, so one batch can mix requests with and without sampling, each
-with its own seed. The noise depends only on the seed, the token's position and the token: a request
-has the same result in every batch. All rows are adjusted together, without a loop over requests.
+The engine takes the largest score of each row: a drawn token leaves no other one possible. A draw
+depends only on the seed, the token's position and the scores, so that a request has the same result
+in every batch. Transformers' own processors and warpers change the scores, request by request.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessorList
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
 
-from runtime.device.device_tensor import to_device
 from runtime.generation.engine import Sampling
 
 if TYPE_CHECKING:
@@ -26,11 +32,6 @@ if TYPE_CHECKING:
         FutureRequestState,
         RequestState,
     )
-
-SEED_STEP = 0x9E3779B97F4A7C15
-"""Spreads adjacent seeds and positions over all seeds (Knuth's multiplicative hashing)."""
-POSITION_STEP = 0x632BE59BD9B4E019
-SEED_MASK = (1 << 64) - 1
 
 
 class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # untyped
@@ -57,29 +58,17 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Scores of shape (tokens, vocabulary) whose largest entries are the next tokens."""
-        count = len(self._rows)
-        if count == 0:
+        if not self._rows:
             return scores
-        given = [state.logit_processor_kwargs for state in self._rows]
-        texts = [_text(*each) for each in zip(self._rows, given, strict=True)]
-        rows = scores[:count]
-        if any(each["processors"] for each in given):
-            rows = torch.cat(
-                [
-                    each["processors"](_tensor([text], scores), rows[index : index + 1])
-                    if each["processors"]
-                    else rows[index : index + 1]
-                    for index, (each, text) in enumerate(zip(given, texts, strict=True))
-                ]
-            )
-        # A preempted request has some of its new tokens at the end of its prompt.
-        rows = adjust_scores(
-            rows,
-            [each["sampling"] for each in given],
-            generated=[t[each["prompt_tokens"] :] for t, each in zip(texts, given, strict=True)],
-            texts=texts,
-        )
-        return rows if count == len(scores) else torch.cat([rows, scores[count:]])
+        rows = []
+        for index, state in enumerate(self._rows):
+            given, row = state.logit_processor_kwargs, scores[index : index + 1]
+            text = _text(state, given)
+            if given["processors"]:
+                row = given["processors"](torch.tensor([text], device=row.device), row)
+            # A preempted request has some of its new tokens at the end of its prompt.
+            rows.append(adjust_scores(row, given["sampling"], text, given["prompt_tokens"]))
+        return torch.cat([*rows, scores[len(rows) :]])
 
 
 def _text(state: RequestState, given: Mapping[str, Any]) -> Sequence[int]:
@@ -94,176 +83,45 @@ def _text(state: RequestState, given: Mapping[str, Any]) -> Sequence[int]:
 
 
 def adjust_scores(
-    scores: torch.Tensor,
-    samplings: Sequence[Sampling],
-    *,
-    generated: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]] | None = None,
+    scores: torch.Tensor, sampling: Sampling, text: Sequence[int], prompt_tokens: int
 ) -> torch.Tensor:
-    """Scores of shape (requests, vocabulary); the largest of each row is its next token.
-
-    `texts`: with the prompts; without them `generated` is all that repetitions are counted in.
+    """Scores of shape (1, vocabulary), the largest of which is the token that continues the text.
 
     Penalties as OpenAI defines them: a token that was generated c times loses
     c * frequency_penalty, and presence_penalty once if c > 0; the one of repetitions as
     transformers does, which counts the prompt too.
     """
-    scores = _without_repetition(scores, samplings, texts or generated)
-    scores = _shifted_scores(scores, samplings, generated)
-    scores = _without_ends(scores, samplings, generated)
-    drawn = [index for index, each in enumerate(samplings) if each.temperature > 0]
-    if not drawn:
-        return scores
-    chosen = [samplings[index] for index in drawn]
-    positions = [len(generated[index]) for index in drawn]
-    rows = _tensor(drawn, scores)
-    temperatures = _tensor([each.temperature for each in chosen], scores, scores.dtype)
-    heated = scores.index_select(0, rows) / temperatures[:, None]
-    if any(each.top_k for each in chosen):
-        heated = _likeliest(heated, [each.top_k for each in chosen])
-    if any(each.top_p < 1 for each in chosen):
-        heated = _nucleus(heated, [each.top_p for each in chosen])
-    if any(each.min_p for each in chosen):
-        heated = _not_unlikely(heated, [each.min_p for each in chosen])
-    noise = _gumbel_noise(heated, [each.seed for each in chosen], positions)
-    if len(drawn) == len(samplings):
-        return heated + noise
-    return scores.index_copy(0, rows, heated + noise)
+    if sampling.repetition_penalty != 1:
+        processor = RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty))
+        scores = processor(torch.tensor([text], device=scores.device), scores)
+    gains = dict(sampling.logit_bias)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        for token, count in Counter(text[prompt_tokens:]).items():
+            lost = count * sampling.frequency_penalty + sampling.presence_penalty
+            gains[token] = gains.get(token, 0.0) - lost
+    if gains:
+        tokens = torch.tensor(list(gains), device=scores.device)
+        added = torch.tensor([list(gains.values())], device=scores.device, dtype=scores.dtype)
+        scores = scores.index_add(1, tokens, added)
+    position = len(text) - prompt_tokens
+    if position < sampling.min_tokens and sampling.end_ids:
+        ends = torch.tensor(sorted(sampling.end_ids), device=scores.device)
+        scores = scores.index_fill(1, ends, -torch.inf)
+    return _drawn(scores, sampling, position) if sampling.temperature > 0 else scores
 
 
-def _without_repetition(
-    scores: torch.Tensor, samplings: Sequence[Sampling], texts: Sequence[Sequence[int]]
-) -> torch.Tensor:
-    """Source: Keskar et al. 2019, "CTRL", section 4.1, for scores of both signs."""
-    seen = [
-        (row, token, sampling.repetition_penalty)
-        for row, sampling in enumerate(samplings)
-        if sampling.repetition_penalty != 1
-        for token in set(texts[row])
-    ]
-    if not seen:
-        return scores
-    rows, tokens, penalties = zip(*seen, strict=True)
-    places = _places(scores, rows, tokens)
-    found = scores[places]
-    by = _tensor(penalties, scores, scores.dtype)
-    return scores.index_put(places, torch.where(found < 0, found * by, found / by))
-
-
-def _places(
-    scores: torch.Tensor, rows: Sequence[int], tokens: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _tensor(rows, scores), _tensor(tokens, scores)
-
-
-def _tensor(
-    values: Sequence[Any], scores: torch.Tensor, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """On the device of the scores."""
-    return to_device(torch.tensor(values, dtype=dtype), scores.device)
-
-
-def _shifted_scores(
-    scores: torch.Tensor, samplings: Sequence[Sampling], generated: Sequence[Sequence[int]]
-) -> torch.Tensor:
-    """With the client's bias, and less for tokens that were generated."""
-    rows: list[int] = []
-    tokens: list[int] = []
-    gains: list[float] = []
-    for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True)):
-        shifts = list(sampling.logit_bias)
-        if sampling.frequency_penalty or sampling.presence_penalty:
-            shifts += [
-                (token, -count * sampling.frequency_penalty - sampling.presence_penalty)
-                for token, count in Counter(ids).items()
-            ]
-        rows += [row] * len(shifts)
-        tokens += [token for token, _ in shifts]
-        gains += [gain for _, gain in shifts]
-    if not rows:
-        return scores
-    added = _tensor(gains, scores, scores.dtype)
-    return scores.index_put(_places(scores, rows, tokens), added, accumulate=True)
-
-
-def _without_ends(
-    scores: torch.Tensor, samplings: Sequence[Sampling], generated: Sequence[Sequence[int]]
-) -> torch.Tensor:
-    """Without the tokens that would end a text before its least length."""
-    ends = [
-        (row, token)
-        for row, (sampling, ids) in enumerate(zip(samplings, generated, strict=True))
-        if len(ids) < sampling.min_tokens
-        for token in sampling.end_ids
-    ]
-    if not ends:
-        return scores
-    rows, tokens = zip(*ends, strict=True)
-    lowest = torch.full((), -torch.inf, device=scores.device, dtype=scores.dtype)
-    return scores.index_put(_places(scores, rows, tokens), lowest)
-
-
-def _likeliest(scores: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
-    """Without all but the `top_k` largest, and those equal to the least of them."""
-    size = scores.shape[-1]
-    counts = [min(each, size) if each else size for each in top_ks]
-    ordered = scores.topk(max(counts), dim=-1).values
-    places = _tensor(counts, scores)[:, None] - 1
-    return scores.masked_fill(scores < ordered.gather(1, places), -torch.inf)
-
-
-def _not_unlikely(scores: torch.Tensor, min_ps: Sequence[float]) -> torch.Tensor:
-    """Without tokens less likely than `min_p` times the likeliest."""
-    likeliest = scores.amax(dim=-1, keepdim=True)
-    least = _tensor(min_ps, scores, scores.dtype).log()[:, None]
-    return scores.masked_fill(scores < likeliest + least, -torch.inf)
-
-
-def _nucleus(scores: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:
-    """Without the tokens that the likeliest ones of a total probability of top_p leave over."""
-    ordered, indices = torch.sort(scores, dim=-1)
-    left_over = 1 - _tensor(top_ps, scores, torch.float32)
-    removed = ordered.float().softmax(dim=-1).cumsum(dim=-1) <= left_over[:, None]
-    removed[:, -1] = False  # the likeliest stays
-    is_full = left_over <= 0  # rounding may add up to more than 1
-    removed &= ~is_full[:, None]
-    return scores.masked_fill(removed.scatter(1, indices, removed), -torch.inf)
-
-
-def _gumbel_noise(
-    like: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
-) -> torch.Tensor:
-    """Noise of shape (requests, vocabulary), by counter: row and token are hashed to a number.
-
-    Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; the hash is the
-    finaliser of splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-    generators").
-    """
-    keys = [
-        _signed(_mix((seed + 1) * SEED_STEP + position * POSITION_STEP))
-        for seed, position in zip(seeds, positions, strict=True)
-    ]
-    tokens = torch.arange(1, like.shape[-1] + 1, device=like.device, dtype=torch.int64)
-    state = _tensor(keys, like)[:, None] + tokens * _signed(SEED_STEP)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
-    # The upper 23 bits, which the hash's last step does not change: never 0 or 1 in 32-bit floats.
-    uniform = _shifted(state, 41).float().add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_().to(like.dtype)
-
-
-def _mix(value: int) -> int:
-    value &= SEED_MASK
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & SEED_MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & SEED_MASK
-    return value ^ value >> 31
-
-
-def _signed(value: int) -> int:
-    """The same 64 bits as torch's int64, whose arithmetic wraps around."""
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifted right, with zeros from the left."""
-    return (state >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+def _drawn(scores: torch.Tensor, sampling: Sampling, position: int) -> torch.Tensor:
+    """One token alone, drawn by the softmax of what the sampling leaves of the scores."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    shares = warpers(None, scores)[0].softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    at = random.Random(f"{sampling.seed} {position}").random() * float(shares[-1])
+    token = min(int(torch.searchsorted(shares, at, right=True)), len(shares) - 1)
+    drawn = torch.full_like(scores, -torch.inf)
+    drawn[:, token] = 0
+    return drawn

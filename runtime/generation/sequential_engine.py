@@ -172,12 +172,8 @@ class _Text:
         with closing(steps):
             scores = next(steps)
             while True:
-                scores = adjust_scores(
-                    scores,
-                    [self.sampling],
-                    generated=[self.ids],
-                    texts=[[*self.prompt_ids, *self.ids]],
-                )
+                text = [*self.prompt_ids, *self.ids]
+                scores = adjust_scores(scores, self.sampling, text, len(self.prompt_ids))
                 token = scores.argmax(dim=-1)
                 self.ids.append(int(token))
                 yield self.ids[-1]
