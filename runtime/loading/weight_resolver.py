@@ -1,7 +1,7 @@
 """Opens a model's weights for a load: from tier `host`, from disk, or from storage.
 
-The processor is read while the weights are downloaded, and weights under download can be opened as
-soon as their headers have arrived.
+The processor is read while the weights are downloaded, whose headers are read first: so a network
+is built, and its memory reserved, while they come.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -25,7 +25,7 @@ from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
 from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.engines.vllm_engine import EngineModel, LoraEngine, Vllm, VllmEngine
-from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable
+from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable, StorageFailed
 from runtime.generation.cache_memory import generation_bytes
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.external_model import EngineServed
@@ -39,16 +39,16 @@ from runtime.tasks.task import Processor
 from runtime.threads import in_thread
 from runtime.tiers.disk_budget import FileLock
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.download import Download
 from runtime.tiers.host_tier import HostTier, PutOutcome
 from runtime.weights.converted_weights import converted
-from runtime.weights.safetensors_files import (
-    HEADER_LENGTH_BYTES,
-    MAX_HEADER_BYTES,
-    StoredTensor,
-    read_tensors,
+from runtime.weights.safetensors_files import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, StoredTensor
+from runtime.weights.weight_source import (
+    ArrivingWeights,
+    DiskWeights,
+    UnreadFiles,
+    WeightSource,
+    stored_tensors,
 )
-from runtime.weights.weight_source import DiskWeights, UnreadFiles, WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -192,16 +192,28 @@ class WeightResolver:
             stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
         try:
             if stored is None:
-                tier = Tier.REMOTE
-                download = Download(files, ticket)
-                closing.push_async_callback(download.end)
-                download.begin(partial(self.cache.fetch_weights, spec, ticket), threads)
-                stored = await download.weights(threads)
+                stored, tier = await self._arriving(spec, files, ticket, closing), Tier.REMOTE
             closing.callback(stored.close)
             return *await in_thread(threads, convert, stored), tier
         except Exception:
             await closing.aclose()  # also ends the wait for the processor
             raise
+
+    async def _arriving(
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        ticket: LoadTicket,
+        closing: AsyncExitStack,
+    ) -> WeightSource:
+        """Weights that are being fetched: their network is built, and has room, meanwhile."""
+        fetching = self.threads.submit(self._open_files, spec, ticket)
+        closing.push_async_callback(_end_fetch, fetching, ticket)
+        reading = in_thread(self.threads, _read_headers, partial(self.cache.source, spec), files)
+        try:
+            return ArrivingWeights(await unless_cancelled(ticket, reading), fetching)
+        except StorageFailed:  # what the fetch says counts: a library's files may have been moved
+            return await asyncio.wrap_future(fetching)
 
     def _with_adapters(self, base: StoreEntry, model: EngineServed) -> EngineModel:
         """The engine of a base; raises ServerUnavailable where it must start anew for adapters."""
@@ -286,8 +298,18 @@ class WeightResolver:
         memory = self.memory
         return dtype_on(memory.device, spec.precision, has_bfloat16=memory.has_bfloat16)
 
-    def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
+    def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> DiskWeights:
         return DiskWeights(self.cache.fetch_weights(spec, ticket))
+
+
+async def _end_fetch(fetching: Future[DiskWeights], ticket: LoadTicket) -> None:
+    """Cancel an unfinished fetch, wait for its thread, and close its files."""
+    if not fetching.done():
+        ticket.cancel("the load had ended")
+    ended = asyncio.wrap_future(fetching)
+    await asyncio.wait({ended})
+    if not ended.cancelled() and ended.exception() is None:
+        ended.result().close()
 
 
 def _shared(base: StoreEntry) -> SharedWeights:
@@ -338,8 +360,7 @@ def _check_weights(resolver: WeightResolver, spec: ModelSpec, build_threads: int
     if not files or cache.has_weights(spec.key):
         return
     folder = cache.folder_of(spec.key)
-    with ThreadPoolExecutor(min(_PARALLEL, len(files))) as threads:
-        tensors = list(chain.from_iterable(threads.map(partial(_tensors, open_storage()), files)))
+    tensors = _read_headers(open_storage, files)
     engine = engine_of(folder)
     if not engine.takes_dtype:  # not a transformers network
         return
@@ -364,7 +385,16 @@ def _check_start(open_storage: Callable[[], ModelStorage], file: RemoteFile) -> 
         )
 
 
-def _tensors(storage: ModelStorage, file: RemoteFile) -> tuple[StoredTensor, ...]:
+def _read_headers(
+    open_storage: Callable[[], ModelStorage], files: Sequence[RemoteFile]
+) -> list[StoredTensor]:
+    """The tensors in all files; raises LoadFailed. Blocks."""
+    storage = open_storage()
+    with ThreadPoolExecutor(min(_PARALLEL, len(files))) as threads:
+        return list(chain.from_iterable(threads.map(partial(_tensors, storage), files)))
+
+
+def _tensors(storage: ModelStorage, file: RemoteFile) -> Sequence[StoredTensor]:
     """The tensors in a file's header; raises ModelInvalid if the file is too short for them."""
     start = storage.read_start(file, _START_BYTES) if file.size_bytes else b""
     end = HEADER_LENGTH_BYTES + int.from_bytes(start[:HEADER_LENGTH_BYTES], "little")
@@ -374,6 +404,6 @@ def _tensors(storage: ModelStorage, file: RemoteFile) -> tuple[StoredTensor, ...
     try:
         os.write(descriptor, start)
         os.ftruncate(descriptor, file.size_bytes)  # sparse: the rest takes no memory
-        return read_tensors(descriptor, file.path)
+        return stored_tensors(descriptor, file.path)
     finally:
         os.close(descriptor)

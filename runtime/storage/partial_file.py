@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -104,7 +104,6 @@ class PartialFile:
         self._journal = target.with_name(target.name + JOURNAL_SUFFIX)
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._on_span: Callable[[ByteRange], None] = lambda _: None
         self._written = self._read_journal()
         target.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -138,24 +137,12 @@ class PartialFile:
         ]
         return [rest for rest in rests if rest.size_bytes]
 
-    def complete_spans(self) -> list[ByteRange]:
-        spans = split_spans(self.file.size_bytes)
-        return [span for span in spans if self._written_to(span) == span.end]
-
     def _written_to(self, span: ByteRange) -> int:
         """First byte of a span that is not written, counted without gaps from its start."""
         at = span.start
         while at < span.end and at in self._written:
             at = self._written[at].end
         return at
-
-    def subscribe(self, on_span: Callable[[ByteRange], None]) -> None:
-        """Call `on_span` with each span once it is complete, in the thread that wrote it."""
-        self._on_span = on_span
-
-    def duplicate(self) -> int:
-        """A descriptor of the data, valid also after the rename; the caller closes it."""
-        return os.dup(self._descriptor)
 
     def write(self, data: memoryview, at: int) -> None:
         """Write all of `data` at byte `at`; raises OSError.
@@ -174,10 +161,6 @@ class PartialFile:
         with self._lock, self._journal.open("a") as journal:
             journal.write(line)
             self._written[written.start] = _Written(written.end, crc32)
-        start = written.start - written.start % SPAN_BYTES
-        span = ByteRange(start, min(start + SPAN_BYTES, self.file.size_bytes))
-        if written.end == span.end:
-            self._on_span(span)
 
     def crc32(self) -> int:
         """Checksum of the whole file, once nothing is missing."""

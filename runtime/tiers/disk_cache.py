@@ -41,7 +41,6 @@ from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_nam
 
 if TYPE_CHECKING:
     from runtime.storage.storages import ModelStorage, Storages
-    from runtime.tiers.download import Download
 
 
 MAX_READERS = 16
@@ -139,7 +138,6 @@ class GenerationDownloader:
         generation: GenerationFolder,
         files: Sequence[RemoteFile],
         ticket: LoadTicket,
-        download: Download | None = None,
     ) -> None:
         """Fetch those of `files` that are missing or damaged; raises LoadFailed, LoadCancelled."""
         if not generation.missing_or_damaged(files):
@@ -151,7 +149,7 @@ class GenerationDownloader:
             try:
                 with self.bandwidth.use(ticket) as bandwidth:
                     storage = self.open_storage(spec, generation, ticket)
-                    self._fetch_all(storage, missing, generation, bandwidth, download)
+                    self._fetch_all(storage, missing, generation, bandwidth)
             except (OSError, ModelInvalid) as error:
                 for file in missing:
                     remove_partial(generation.path / file.path)
@@ -173,7 +171,6 @@ class GenerationDownloader:
         files: Sequence[RemoteFile],
         generation: GenerationFolder,
         bandwidth: BandwidthUse,
-        download: Download | None,
     ) -> None:
         for file in files:
             (generation.path / file.path).unlink(missing_ok=True)
@@ -184,10 +181,6 @@ class GenerationDownloader:
 
         with ExitStack() as stack:
             partials = self.budget.open_partials(files, generation.path, stack)
-            if download is not None:
-                for partial in partials:
-                    download.follow(partial)
-                download.add_complete(generation.path)
             with ThreadPoolExecutor(min(MAX_READERS, len(files))) as pool:
                 fetches = [pool.submit(fetch, partial) for partial in partials]
             for each in fetches:
@@ -312,25 +305,17 @@ class DiskCache:
             self._weight_bytes[key] = size_bytes
         return size_bytes > 0
 
-    def fetch_weights(
-        self, spec: ModelSpec, ticket: LoadTicket | None = None, download: Download | None = None
-    ) -> tuple[Path, ...]:
+    def fetch_weights(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> tuple[Path, ...]:
         """Fetch the missing files of weights; raises LoadFailed, LoadCancelled.
 
-        Args:
-            spec: a model whose small files are here.
-            ticket: its priority and cancellation; urgent by default.
-            download: receives the bytes as they arrive, and the end of a successful fetch.
+        `spec`: a model whose small files are here; `ticket`: urgent by default.
         """
         generation = self._generation(spec.key)
         with self.lock_for_use(spec.key):
             files = self.weight_files(spec)
-            self._downloader.ensure(spec, generation, files, ticket or LoadTicket(), download)
+            self._downloader.ensure(spec, generation, files, ticket or LoadTicket())
             shutil.rmtree(generation.path / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
-            if download is not None:
-                download.add_complete(generation.path)
-                download.finish()
         return tuple(generation.path / file.path for file in files)
 
     def discard_partial(self, key: str) -> None:

@@ -7,7 +7,8 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,7 @@ class OpenFiles(WeightSource):
         self._stored: dict[str, tuple[int, StoredTensor]] = {
             tensor.name: (index, tensor)
             for index, (name, descriptor) in enumerate(zip(names, descriptors, strict=True))
-            for tensor in _read_tensors(descriptor, name)
+            for tensor in stored_tensors(descriptor, name)
         }
         self.layout = lay_out([tensor for _, tensor in self._stored.values()])
         self._starts = [tensor.offset for tensor in self.layout.tensors]
@@ -167,6 +168,24 @@ class DiskWeights(OpenFiles):
         self._open_files.close()
 
 
+class ArrivingWeights(WeightSource):
+    """Weights whose headers were read at their source, while a thread fetches the files."""
+
+    def __init__(self, tensors: Iterable[StoredTensor], fetching: Future[DiskWeights]) -> None:
+        """`fetching`: raises LoadFailed, LoadCancelled; whoever has begun it closes the files."""
+        self.layout = lay_out(list({tensor.name: tensor for tensor in tensors}.values()))
+        self._fetching = fetching
+
+    def wait_complete(self) -> None:
+        self._fetching.result()
+
+    def map_tensors(self) -> dict[str, torch.Tensor]:
+        return self._fetching.result().map_tensors()
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        self._fetching.result().read_into(offset, target)
+
+
 class UnreadFiles(WeightSource):
     """A model's files for a server that reads them by itself: their sizes, and no bytes."""
 
@@ -187,7 +206,7 @@ def _name(path: Path, folder: Path) -> str:
     return f"{path.parent.name}/{path.name}" if is_part else path.name
 
 
-def _read_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
+def stored_tensors(descriptor: int, file: str) -> Sequence[StoredTensor]:
     """The tensors of a file; a pipeline's component prefixes its tensors with its own name.
 
     Components of a pipeline, each in its own folder, may have tensors of equal names.
