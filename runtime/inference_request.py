@@ -84,58 +84,50 @@ def parse_request_head(segment: str, headers: Mapping[str, str]) -> RequestHead:
     stage = headers.get("x-pilotlight-stage")
     if stage not in {None, "infer"}:
         raise InvalidRequest(f"header x-pilotlight-stage must be 'infer', was {stage!r}")
+    token = _matched(headers, "x-pilotlight-load-token", TOKEN, "be a number")
+    following = _matched(
+        headers, "x-pilotlight-following-ms", TOKEN, "be a whole number of milliseconds"
+    )
     return RequestHead(
         model=model,
         response_model_name=headers.get("x-pilotlight-model-name") or model.name,
         id=_parse_printable(headers, "x-request-id") or os.urandom(16).hex(),
         generation=headers.get("x-pilotlight-generation") or None,
         reservation=_parse_printable(headers, "x-pilotlight-reservation"),
-        load_token=_parse_load_token(headers.get("x-pilotlight-load-token")),
-        predict_address=_parse_address(headers.get("x-pilotlight-predict")),
+        load_token=int(token) or None if token else None,
+        predict_address=_matched(headers, "x-pilotlight-predict", HOST_PORT, "be host:port"),
         is_infer_stage=stage == "infer",
         attempt=_parse_printable(headers, "x-pilotlight-attempt"),
         is_resent="x-pilotlight-resent" in headers,
         deadline_s=deadline_s,
         simulated_work=_parse_simulated_work(headers.get("x-pilotlight-simulate")),
         v2_header_length=headers.get("inference-header-content-length"),
-        run=_parse_run(headers.get("x-pilotlight-run")),
+        run=_matched(headers, "x-pilotlight-run", RUN, "name a run"),
         is_queued_step="x-pilotlight-step-queue" in headers,
-        due_s=_parse_due(headers.get("x-pilotlight-following-ms"), deadline_s),
+        # The deadline less the time of what is expected to follow.
+        due_s=deadline_s - int(following) / 1000 if deadline_s and following else None,
         body_bytes=_parse_size(
             headers.get(BODY_BYTES_HEADER if stage == "infer" else "content-length")
         ),
     )
 
 
-def _parse_printable(headers: Mapping[str, str], header: str) -> str | None:
+def _matched(
+    headers: Mapping[str, str], header: str, pattern: re.Pattern[str], allowed: str
+) -> str | None:
+    """The header's value, None without one; raises InvalidRequest if it does not fit."""
     text = headers.get(header)
-    if text and not PRINTABLE.match(text):
-        raise InvalidRequest(f"header {header} must be 1 to 256 printable characters")
+    if text and not pattern.match(text):
+        raise InvalidRequest(f"header {header} must {allowed}, was {text[:80]!r}")
     return text or None
 
 
-def _parse_run(text: str | None) -> str | None:
-    if text and not RUN.match(text):
-        raise InvalidRequest(f"header x-pilotlight-run must name a run, was {text[:80]!r}")
-    return text or None
-
-
-def _parse_load_token(text: str | None) -> int | None:
-    if not text:
-        return None
-    if not TOKEN.match(text):
-        raise InvalidRequest(f"header x-pilotlight-load-token must be a number, was {text[:40]!r}")
-    return int(text) or None
+def _parse_printable(headers: Mapping[str, str], header: str) -> str | None:
+    return _matched(headers, header, PRINTABLE, "be 1 to 256 printable characters")
 
 
 def _parse_size(text: str | None) -> int | None:
     return int(text) if text and TOKEN.match(text) else None
-
-
-def _parse_address(text: str | None) -> str | None:
-    if text and not HOST_PORT.match(text):
-        raise InvalidRequest(f"header x-pilotlight-predict must be host:port, was {text!r}")
-    return text or None
 
 
 def _parse_deadline(text: str | None) -> float | None:
@@ -150,18 +142,6 @@ def _parse_deadline(text: str | None) -> float | None:
             f"header x-pilotlight-deadline-ms must be the milliseconds that remain, was {text!r}"
         )
     return time.monotonic() + remaining_ms / 1000
-
-
-def _parse_due(following_ms: str | None, deadline_s: float | None) -> float | None:
-    """The deadline less the time of what is expected to follow."""
-    if not following_ms or deadline_s is None:
-        return None
-    if not TOKEN.match(following_ms):
-        raise InvalidRequest(
-            "header x-pilotlight-following-ms must be a whole number of milliseconds, was"
-            f" {following_ms[:40]!r}"
-        )
-    return deadline_s - int(following_ms) / 1000
 
 
 def _parse_simulated_work(text: str | None) -> dict[str, float]:

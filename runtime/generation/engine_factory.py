@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +22,13 @@ from runtime.errors import DeviceFull, ModelInvalid
 from runtime.generation.cache_memory import DEFAULT_CONTEXT
 from runtime.generation.engine import GenerationEngine
 from runtime.generation.limits import GenerationLimits
-from runtime.generation.sequential_engine import Scores, SequentialEngine, score_steps, trial_config
+from runtime.generation.sequential_engine import (
+    Scores,
+    ScoreSteps,
+    SequentialEngine,
+    score_steps,
+    trial_config,
+)
 from runtime.generation.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:
@@ -130,42 +135,34 @@ def _scores(
     for row, prompt in enumerate(prompts):
         columns = slice(width - len(prompt), None) if pads_left else slice(len(prompt))
         ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
-    device = network.device
-    steps = score_steps(
-        network, ids.to(device), trial_config(network), max_tokens=len(tokens), mask=mask.to(device)
-    )
-    found: Scores = [[] for _ in prompts]
-    with closing(steps):
-        scores = next(steps)
-        for index, token in enumerate(tokens):
-            for kept, each in zip(found, scores, strict=True):
-                kept.append(each)
-            if index < len(tokens) - 1:
-                scores = steps.send(torch.full((len(prompts),), token, device=device))
-    return found
+    device, options = network.device, trial_config(network)
+    ids, mask = ids.to(device), mask.to(device)
+    steps = score_steps(network, ids, options, max_tokens=len(tokens), mask=mask)
+    return _forced([steps], [len(prompts)], tokens, device)
 
 
 def _scores_in_turn(
     network: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[int]
 ) -> Scores:
     """Of texts that are continued by these tokens, a step of each in turn."""
-    found: Scores = [[] for _ in prompts]
-    steps = [
-        score_steps(
-            network,
-            torch.tensor([prompt], device=network.device),
-            trial_config(network),
-            max_tokens=len(tokens),
-        )
-        for prompt in prompts
-    ]
-    for before in (None, *tokens[:-1]):
-        for kept, each in zip(found, steps, strict=True):
-            if before is None:
-                kept.append(next(each)[0])
-            else:
-                kept.append(each.send(torch.tensor([before], device=network.device))[0])
-    return found
+    device, options = network.device, trial_config(network)
+    texts = [torch.tensor([prompt], device=device) for prompt in prompts]
+    steps = [score_steps(network, each, options, max_tokens=len(tokens)) for each in texts]
+    return _forced(steps, [1] * len(steps), tokens, device)
+
+
+def _forced(
+    steps: Sequence[ScoreSteps], rows: Sequence[int], tokens: Sequence[int], device: torch.device
+) -> Scores:
+    """The scores of all rows of these texts, each of which goes on with the tokens."""
+    by_token = [[row for each in steps for row in next(each)]]
+    for token in tokens[:-1]:
+        chosen = [torch.full((count,), token, device=device) for count in rows]
+        pairs = zip(steps, chosen, strict=True)
+        by_token.append([row for each, choice in pairs for row in each.send(choice)])
+    for each in steps:
+        each.close()
+    return [list(scores) for scores in zip(*by_token, strict=True)]
 
 
 def _is_near(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], most: float) -> bool:

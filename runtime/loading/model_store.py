@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
@@ -21,8 +20,7 @@ from runtime.errors import ModelBroken
 from runtime.generation.engine import GenerationEngine
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tasks.task import Processor
-from runtime.tiers.device_cache import CachedModel, DeviceCache, Remainders
-from runtime.tiers.eviction import EvictionPolicy, lru
+from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
 if TYPE_CHECKING:
@@ -215,27 +213,7 @@ class StoreEntry(CachedModel):
 
 
 class ModelStore(DeviceCache[StoreEntry]):
-    def __init__(
-        self,
-        budget_bytes: int,
-        on_removed: Callable[[StoreEntry, str, str | None], None],
-        *,
-        on_added: Callable[[StoreEntry], None] = lambda _entry: None,
-        policy: EvictionPolicy = lru,
-        reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
-        quota_of: Callable[[str], int | None] = lambda _namespace: None,
-        remainders: Remainders | None = None,
-    ) -> None:
-        super().__init__(
-            budget_bytes,
-            policy=policy,
-            reload_s=reload_s,
-            now_s=time.monotonic,
-            on_removed=self._removed,
-            quota_of=quota_of,
-            remainders=remainders,
-        )
-        self._on_added, self._after_removal = on_added, on_removed
+    on_added: Callable[[StoreEntry], None] = staticmethod(lambda _entry: None)
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model, if it is there, until each user has called `end_use`; raises ModelBroken."""
@@ -259,12 +237,12 @@ class ModelStore(DeviceCache[StoreEntry]):
         super().add(entry)
         if entry.base is not None:
             entry.base.adapters.append(entry)
-        self._on_added(entry)
+        self.on_added(entry)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
 
     def copy_reports(self) -> dict[str, CopyReport]:
         """Use of the models on the device, by key."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         return {
             key: CopyReport(
                 entry.users, entry.served, max(0.0, now_s - entry.last_s) if entry.served else None
@@ -283,7 +261,8 @@ class ModelStore(DeviceCache[StoreEntry]):
         finally:
             self.stop_waiting(is_removed)
 
-    def _removed(self, entry: StoreEntry, reason: str, evicted_for: str | None) -> None:
+    def _remove(self, entry: StoreEntry, reason: str, evicted_for: str | None = None) -> None:
+        super()._remove(entry, reason, evicted_for)
         for adapter in tuple(entry.adapters):  # idle, as it is
             self._remove(adapter, reason, evicted_for)
         if entry.base is not None:
@@ -302,4 +281,3 @@ class ModelStore(DeviceCache[StoreEntry]):
                 "reload_s": round(self.reload_s(entry.key, entry.memory_bytes), 3),
             },
         )
-        self._after_removal(entry, reason, evicted_for)

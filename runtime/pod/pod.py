@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
@@ -282,13 +283,14 @@ class Pod:
 
         store = ModelStore(
             info.memory_bytes,
-            on_removed,
-            on_added=on_added,
             policy=greedy_dual,
             reload_s=reload_s,
+            now_s=time.monotonic,
+            on_removed=on_removed,
             quota_of=partial(rules.quota, kind=Quota.MEMORY),
             remainders=vllm,
         )
+        store.on_added = on_added
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
         self.gpu = GpuWatch(info.accelerator, device.mark_lost, interval_s=settings.heartbeat_s)
         agent = RegistryAgent(

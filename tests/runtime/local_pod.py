@@ -1,6 +1,7 @@
 """A bringer with all its parts in this process: loads without a registry."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -107,10 +108,11 @@ async def local_pod(
     evictions: list[tuple[str, str, str | None]] = []
     store = ModelStore(
         budget_bytes,
-        lambda entry, *why: evictions.append((entry.key, *why)),
-        on_added=lambda entry: demotions.offer(entry.model.spec) if fills_host else None,
         policy=POLICIES[policy],
+        now_s=time.monotonic,
+        on_removed=lambda entry, *why: evictions.append((entry.key, *why)),
     )
+    store.on_added = lambda entry: demotions.offer(entry.model.spec) if fills_host else None
     with ThreadPoolExecutor(16) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:

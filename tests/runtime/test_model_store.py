@@ -1,5 +1,6 @@
 """The store of models on the device: memory, evictions, removals."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def entry_of(served: ServedModel) -> StoreEntry:
 
 def test_store_evicts_within_its_budget(served: ServedModel) -> None:
     evicted: list[tuple[str, str | None]] = []
-    store = ModelStore(1000, lambda entry, _, needed_by: evicted.append((entry.key, needed_by)))
+    store = ModelStore(1000, on_removed=lambda entry, _, other: evicted.append((entry.key, other)))
     assert store.try_reserve(served.spec.key, 600)
     store.add(entry_of(served))
     assert evicted == []
@@ -45,7 +46,7 @@ def test_store_evicts_within_its_budget(served: ServedModel) -> None:
 
 
 def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> None:
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key, users=2)
     assert entry is not None
@@ -59,7 +60,7 @@ def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> Non
 
 def test_retired_model_that_is_used_again_is_removed_after_that(served: ServedModel) -> None:
     """Such as one that was unloaded while requests came without a pause: it stayed for good."""
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None
@@ -75,7 +76,7 @@ def test_retired_model_that_is_used_again_is_removed_after_that(served: ServedMo
 @pytest.mark.parametrize("reason", ["unload", "withdrawn"])
 def test_retired_model_stays_once_it_is_wanted_again(served: ServedModel, reason: str) -> None:
     """Such as one whose unload was answered as failed, since requests kept using it."""
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None
@@ -88,7 +89,7 @@ def test_retired_model_stays_once_it_is_wanted_again(served: ServedModel, reason
 
 
 def test_a_broken_model_stays_for_no_wish(served: ServedModel) -> None:
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None
@@ -100,7 +101,7 @@ def test_a_broken_model_stays_for_no_wish(served: ServedModel) -> None:
 
 
 def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel) -> None:
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     key = served.spec.key
     assert store.copy_reports() == {key: CopyReport()}
@@ -118,7 +119,7 @@ def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel)
 
 
 def test_broken_model_is_not_acquired_and_removed_after_its_last_use(served: ServedModel) -> None:
-    store = ModelStore(1000, lambda *_: None)
+    store = ModelStore(1000, now_s=time.monotonic)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None
