@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.device.device_errors import release_frames
 from runtime.storage.load_priority import LoadTicket
+from runtime.storage.partial_file import ByteRange, split_spans
 from runtime.weights.safetensors_files import DeviceWeights, view_of
-from runtime.weights.weight_source import SlabPart, WeightSource, slab_parts
+from runtime.weights.weight_source import WeightSource
 
 if TYPE_CHECKING:
     import torch
@@ -308,7 +309,7 @@ class StagedMemory:
                 self._images.release(image[0])
 
     def _copy_all(
-        self, size_bytes: int, copy: Callable[[SlabPart], None], ticket: LoadTicket
+        self, size_bytes: int, copy: Callable[[ByteRange], None], ticket: LoadTicket
     ) -> None:
         """Copy all parts, by several readers at once; none is being copied any more at the end.
 
@@ -317,7 +318,7 @@ class StagedMemory:
         """
         work = [copy]  # taken away at the end: a reader's frame would keep it, and that a slab
 
-        def copy_one(part: SlabPart) -> None:
+        def copy_one(part: ByteRange) -> None:
             try:
                 ticket.raise_if_cancelled()
                 if self._is_closed:
@@ -329,7 +330,7 @@ class StagedMemory:
 
         copies: deque[Future[None]] = deque()
         try:
-            for part in slab_parts(size_bytes, self._ring.buffer_bytes):
+            for part in split_spans(size_bytes, self._ring.buffer_bytes):
                 while len(copies) >= (self._max_waiting if ticket.is_urgent else self._max_preload):
                     copies.popleft().result()
                 copies.append(self._submit(copy_one, part))
@@ -342,7 +343,7 @@ class StagedMemory:
             work.clear()
         ticket.raise_if_cancelled()
 
-    def _submit(self, copy_one: Callable[[SlabPart], None], part: SlabPart) -> Future[None]:
+    def _submit(self, copy_one: Callable[[ByteRange], None], part: ByteRange) -> Future[None]:
         try:
             return self._readers.submit(copy_one, part)
         except RuntimeError as error:
@@ -350,9 +351,9 @@ class StagedMemory:
                 raise CancelledError(_CLOSED) from error
             raise
 
-    def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: SlabPart) -> None:
+    def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: ByteRange) -> None:
         """In parts, as through the ring, so that inputs of inferences do not wait for all."""
-        where = (0, part.offset, part.size_bytes)
+        where = (0, part.start, part.size_bytes)
         self._copies.start(slab.narrow(*where), region.narrow(*where))
 
     def free_bytes(self) -> int:
@@ -373,12 +374,12 @@ class StagedMemory:
     def drop_registered_later(self) -> None:
         self._images.drop_later()
 
-    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
+    def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: ByteRange) -> None:
         buffer = self._ring.take()
         try:
             staged = buffer.memory.narrow(0, 0, part.size_bytes)
-            source.read_into(part.offset, staged.numpy().data)
-            target = slab.narrow(0, part.offset, part.size_bytes)
+            source.read_into(part.start, staged.numpy().data)
+            target = slab.narrow(0, part.start, part.size_bytes)
             buffer.copy = self._copies.start(target, staged)
         finally:
             self._ring.put_back(buffer)

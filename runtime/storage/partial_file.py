@@ -80,10 +80,10 @@ class _Written:
     crc32: int
 
 
-def split_spans(size_bytes: int) -> list[ByteRange]:
-    """A file's spans in order, all of `SPAN_BYTES` but the last."""
+def split_spans(size_bytes: int, span_bytes: int = SPAN_BYTES) -> list[ByteRange]:
+    """A whole's spans in order, all of `span_bytes` but the last."""
     return [
-        ByteRange(at, min(at + SPAN_BYTES, size_bytes)) for at in range(0, size_bytes, SPAN_BYTES)
+        ByteRange(at, min(at + span_bytes, size_bytes)) for at in range(0, size_bytes, span_bytes)
     ]
 
 

@@ -33,14 +33,6 @@ MADV_POPULATE_READ = 22
 
 
 @dataclass(frozen=True, slots=True)
-class SlabPart:
-    """The bytes [offset, offset + size_bytes) of a slab."""
-
-    offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class FilePiece:
     """Bytes of a slab that are contiguous in one file."""
 
@@ -48,11 +40,6 @@ class FilePiece:
     file_offset: int
     slab_offset: int
     size_bytes: int
-
-
-def slab_parts(size_bytes: int, max_bytes: int) -> Iterator[SlabPart]:
-    for offset in range(0, size_bytes, max_bytes):
-        yield SlabPart(offset, min(max_bytes, size_bytes - offset))
 
 
 class WeightSource:
