@@ -277,6 +277,11 @@ class ModelEstimates:
         samples = self._samples.get(measure)
         return median(samples) if samples else None
 
+    def quantile_s(self, measure: str, share: float) -> float | None:
+        """The sample with `share` of this kind's own below it; None without them."""
+        samples = sorted(self._samples.get(measure, ()))
+        return samples[int(share * (len(samples) - 1))] if samples else None
+
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load from `tier`; where unmeasured, that of a slower tier is the upper bound.
 
@@ -301,9 +306,7 @@ class ModelEstimates:
     def fastest_load_s(self) -> float:
         """Time of a load from the nearest tier."""
         if self._fastest_load_s is None:
-            self._fastest_load_s = min(
-                [self.load_from(each, None).seconds for each in _BELOW_DEVICE]
-            )
+            self._fastest_load_s = min(self.load_from(each, None).seconds for each in _BELOW_DEVICE)
         return self._fastest_load_s
 
     @property
@@ -364,14 +367,13 @@ class SlowedEstimates(ModelEstimates):
         kept = self._slowed.get(of_class)
         if kept is not None and kept[0] is times:
             return kept[1]
-        slowness = self._slowness
         slowed = StageTimes(
-            times.infer_s * slowness,
-            times.share_s * slowness,
-            times.preprocess_s * slowness,
-            times.postprocess_s * slowness,
+            times.infer_s * self._slowness,
+            times.share_s * self._slowness,
+            times.preprocess_s * self._slowness,
+            times.postprocess_s * self._slowness,
             times.is_measured,
-            times.spread_s * slowness,
+            times.spread_s * self._slowness,
         )
         self._slowed[of_class] = times, slowed
         return slowed

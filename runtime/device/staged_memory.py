@@ -17,17 +17,15 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from runtime.device.device_errors import release_frames
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import ByteRange, split_spans
 from runtime.weights.safetensors_files import DeviceWeights, view_of
 from runtime.weights.weight_source import WeightSource
-
-if TYPE_CHECKING:
-    import torch
-
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
@@ -26,10 +27,6 @@ from runtime.engines.networks.network import build_transformer, digest_of, param
 from runtime.errors import LoadFailed, ModelInvalid, ModelUnsupported
 from runtime.storage.listing import PIPELINE_INDEX
 from runtime.weights.safetensors_files import StoredTensor
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 SCHEDULER = "scheduler/scheduler_config.json"
 PIPELINE = "StableDiffusionPipeline"

@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 import torch
+from torch.fx import GraphModule
 
 from common.inference_protocol.tensors import NUMBER_TYPES
 from runtime.engines.engine import Engine, ModelFolder, Skeleton
@@ -25,10 +26,6 @@ from runtime.weights.archive import (
     parse_json,
     require_object,
 )
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
 
 _DATATYPE_OF_CODE = {
     each.exported: each.datatype for each in NUMBER_TYPES if each.exported and each.datatype

@@ -19,18 +19,15 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.weights.archive import STORED_TYPES
 from runtime.weights.safetensors_files import DTYPES
-
-if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule, Node
-
 
 ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {

@@ -20,18 +20,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
+from runtime.engines.server_process import ServerInfo, ServerMemory, ServerSignature, V2Client
 from runtime.errors import LoadFailed, ModelInvalid, ServerUnavailable
-
-if TYPE_CHECKING:
-    import torch
-
-    from runtime.engines.server_process import ServerInfo, ServerMemory, ServerSignature, V2Client
-
 
 MLSERVER: Final = "mlserver"
 CONFIG: Final = "config.pbtxt"

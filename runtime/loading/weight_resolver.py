@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import torch
 
 from registry.domain.model import ModelSpec, Precision, Tier
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
@@ -49,9 +51,6 @@ from runtime.weights.weight_source import (
     WeightSource,
     stored_tensors,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from common.inference_protocol.bodies import parse_object
 from common.shown_value import shown
@@ -22,9 +23,6 @@ from runtime.openai.requests import (
     InvalidField,
     ModelBody,
 )
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 MAX_PROMPTS = 32
 MAX_INPUTS = 1024

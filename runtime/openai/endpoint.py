@@ -7,9 +7,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import orjson
+from starlette.types import Receive, Scope, Send
 
 from common.inference_protocol import BodyTooLarge, InvalidRequest
 from common.inference_protocol.bodies import EncodedBody, V2Request
@@ -37,12 +40,6 @@ from runtime.serving.in_flight import while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.tasks.embedding import Embedding
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    from starlette.types import Receive, Scope, Send
-
 
 DONE = b"data: [DONE]\n\n"
 ERROR_TYPES: Mapping[int, str] = {

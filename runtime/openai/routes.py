@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import orjson
 from pydantic import Field
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from registry.domain.pod import Stage
@@ -68,11 +70,6 @@ from runtime.tasks.text_to_image import (
     SideLimits,
     TextToImage,
 )
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp
-
 
 GenerationCall = Call[ChatBody] | Call[CompletionBody]
 

@@ -13,16 +13,14 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.pod import PodInfo, placed_slots
 from registry.domain.records import PlacedPod
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from runtime.settings import RuntimeSettings
-
-if TYPE_CHECKING:
-    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

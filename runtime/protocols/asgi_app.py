@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
@@ -39,10 +40,6 @@ from runtime.serving.in_flight import (
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import Repository
-
-if TYPE_CHECKING:
-    from starlette.routing import Route
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 

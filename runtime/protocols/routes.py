@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from common.inference_protocol import BodyTooLarge, InvalidRequest, PodError
 from common.inference_protocol.bodies import BINARY_TYPE, parse_object
@@ -39,10 +40,6 @@ from runtime.serving.repository import (
 )
 from runtime.serving.tensor_store import TensorStore
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -15,17 +15,20 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from fastapi import FastAPI
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve import ModelServer
 from kserve.logging import logger as kserve_logger
 from kserve.model_server import app as kserve_app
 from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from common.http_server import HttpServer
 from common.inference_protocol import InvalidRequest, PodError
@@ -54,12 +57,6 @@ from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Health, Repository, server_version
 from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from starlette.requests import Request
-    from starlette.routing import Route
-
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]

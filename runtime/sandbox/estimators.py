@@ -17,9 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from common.child_process import NO_OUTPUT, Child, Command, python_environment, python_module, start
+from common.frames import Message
 from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.tensors import Tensor
@@ -37,12 +40,6 @@ from runtime.errors import (
 )
 from runtime.sandbox import HEADER_LENGTH
 from runtime.storage.listing import PICKLE_ADVICE, SKOPS_SUFFIX
-
-if TYPE_CHECKING:
-    import torch
-
-    from common.frames import Message
-
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,9 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
+
+from starlette.types import Receive
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import EncodedBody
@@ -28,9 +30,6 @@ from runtime.inference_request import RequestHead
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.measurements import Measurements
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
-
-if TYPE_CHECKING:
-    from starlette.types import Receive
 
 PLACES: Final = 64
 """Steps that a pod takes beside its slots, also while their inputs are fetched."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, EncodedBody, check_values
@@ -44,9 +44,7 @@ from runtime.serving.tensor_exchange import StepTensors
 from runtime.tasks.task import Processor
 from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread
 
-if TYPE_CHECKING:
-    Encoder = Callable[[Sequence[Tensor]], EncodedBody]
-
+Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 Arguments = TypeVarTuple("Arguments")
 Converted = TypeVar("Converted")
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from runtime.device.worker import DeviceWorker
 from runtime.errors import ModelInUse, ModelNotFound, ModelUnknown, PodDraining
 from runtime.loading.load_coordinator import LoadCoordinator
@@ -22,10 +24,6 @@ from runtime.serving.in_flight import InFlightRequests
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import RequestThreads
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from registry.redis.watch import ClusterWatch
 
 
 class ModelCatalog:

@@ -19,17 +19,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from common.inference_protocol.tensors import Tensor
 from registry.domain.estimates import SHARED_OVER_BYTES
 from runtime.metrics import KEPT_TENSOR_BYTES
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 # Memory that processes of a node share: written by one, mapped read-only where it is used.
 #

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
@@ -41,10 +43,6 @@ from runtime.engines.program import (
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
 from runtime.tasks.task import Batching, Processor, nested_tensor
 from runtime.weights.safetensors_files import DATATYPE_OF
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import torch
 
 logger = logging.getLogger(__name__)
 

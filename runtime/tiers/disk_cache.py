@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.sizes import shown_bytes
 from registry.domain.model import ModelSpec
@@ -29,6 +28,7 @@ from runtime.storage.partial_file import (
     remove_stale_partials,
 )
 from runtime.storage.ranged_download import Bandwidth, BandwidthUse
+from runtime.storage.storages import ModelStorage, Storages
 from runtime.tiers.disk_budget import (
     CacheLocks,
     DiskBudget,
@@ -38,10 +38,6 @@ from runtime.tiers.disk_budget import (
     write_error,
 )
 from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_name
-
-if TYPE_CHECKING:
-    from runtime.storage.storages import ModelStorage, Storages
-
 
 MAX_READERS = 16
 """Of one load: those of its files that come at once share them."""

@@ -14,7 +14,8 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+
+import torch
 
 from runtime.weights.safetensors_files import SlabLayout, StoredTensor, aligned, view_of
 from runtime.weights.weight_source import (
@@ -24,9 +25,6 @@ from runtime.weights.weight_source import (
     read_exactly,
     touch_pages,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 MAGIC = b"PLSLAB01"
 HEAD = struct.Struct("<8sQ32s")

@@ -17,16 +17,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
+import torch
 
 from common.inference_protocol.tensors import NUMBER_TYPES
 from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
-
-if TYPE_CHECKING:
-    import torch
 
 MODELS = "models/"
 WEIGHTS = "data/weights/"

@@ -10,16 +10,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 _MAX_FEATURES = 2**31
 _MAX_GROUPS = 2**16

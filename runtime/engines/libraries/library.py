@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
+import torch
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
@@ -26,10 +27,6 @@ from runtime.engines.libraries.rows import (
     output_tensor,
 )
 from runtime.errors import EngineMissing, InferenceFailed, ModelInvalid
-
-if TYPE_CHECKING:
-    import torch
-
 
 _DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
 """LightGBM's, of features without names."""

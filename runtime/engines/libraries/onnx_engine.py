@@ -15,7 +15,10 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy.typing as npt
+import torch
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BYTES, NUMBER_TYPES
@@ -34,11 +37,6 @@ from runtime.engines.libraries.onnx_file import (
 from runtime.engines.libraries.rows import import_library, one_line
 from runtime.engines.program import ANY, Port, Signature, Size
 from runtime.errors import InferenceTooLarge, ModelInvalid
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import torch
-
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 CPU_PROVIDER = "CPUExecutionProvider"

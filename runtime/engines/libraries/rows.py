@@ -9,9 +9,10 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
@@ -24,10 +25,6 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import shown
 from runtime.errors import EngineMissing, InferenceFailed, ModelInvalid
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 OUTPUT: Final = "output-0"
 """The name of the output, as of KServe's servers."""
