@@ -16,10 +16,12 @@ from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import torch
 
 from registry.domain.model import ModelSpec, Precision, Tier
+from registry.inference_service.documents import LIBRARY_SCHEMES
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
 from runtime.engines.building import engine_of, estimator_path
 from runtime.engines.engine import Engine, ModelFolder, Skeletons
@@ -27,7 +29,7 @@ from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
 from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.engines.vllm_engine import EngineModel, LoraEngine, Vllm, VllmEngine
-from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable, StorageFailed
+from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable
 from runtime.generation.cache_memory import generation_bytes
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.external_model import EngineServed
@@ -191,7 +193,11 @@ class WeightResolver:
             stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
         try:
             if stored is None:
-                stored, tier = await self._arriving(spec, files, ticket, closing), Tier.REMOTE
+                tier = Tier.REMOTE
+                if urlsplit(spec.storage_uri).scheme in LIBRARY_SCHEMES:  # it fetches all at once
+                    stored = await in_thread(threads, self._open_files, spec, ticket)
+                else:
+                    stored = await self._arriving(spec, files, ticket, closing)
             closing.callback(stored.close)
             return *await in_thread(threads, convert, stored), tier
         except Exception:
@@ -209,10 +215,7 @@ class WeightResolver:
         fetching = self.threads.submit(self._open_files, spec, ticket)
         closing.push_async_callback(_end_fetch, fetching, ticket)
         reading = in_thread(self.threads, _read_headers, partial(self.cache.source, spec), files)
-        try:
-            return ArrivingWeights(await unless_cancelled(ticket, reading), fetching)
-        except StorageFailed:  # what the fetch says counts: a library's files may have been moved
-            return await asyncio.wrap_future(fetching)
+        return ArrivingWeights(await unless_cancelled(ticket, reading), fetching)
 
     def _with_adapters(self, base: StoreEntry, model: EngineServed) -> EngineModel:
         """The engine of a base; raises ServerUnavailable where it must start anew for adapters."""
