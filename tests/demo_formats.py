@@ -16,13 +16,8 @@ import httpx
 import numpy as np
 from rich import print as say
 
-from common.inference_protocol.grpc_messages import (
-    INFERENCE,
-    decode_response_message,
-    encode_request_message,
-    messages,
-)
-from common.inference_protocol.tensors import numeric_tensor
+from common.inference_protocol.grpc_messages import INFERENCE, messages
+from common.inference_protocol.tensors import NUMPY_OF
 
 ROWS = [[6.8, 2.8, 4.8, 1.4], [5.1, 3.5, 1.4, 0.2]]
 CLASSES = [1, 0]
@@ -80,12 +75,18 @@ def _ask_format(client: httpx.Client, name: str) -> bool:
 
 def _ask_by_grpc(channel: grpc.Channel, name: str) -> bool:
     """With the model's name in the metadata, as ModelMesh's clients have it."""
-    request = encode_request_message([numeric_tensor("features", np.asarray(ROWS, np.float32))])
+    request = messages.ModelInferRequest()
+    request.inputs.add(name="features", datatype="FP32", shape=[len(ROWS), len(ROWS[0])])
+    request.raw_input_contents.append(np.asarray(ROWS, np.float32).tobytes())
     call = channel.unary_unary(
-        f"/{INFERENCE}/ModelInfer", response_deserializer=messages.ModelInferResponse.FromString
+        f"/{INFERENCE}/ModelInfer",
+        request_serializer=messages.ModelInferRequest.SerializeToString,
+        response_deserializer=messages.ModelInferResponse.FromString,
     )
     response = call(request, timeout=TIMEOUT_S, metadata=[("mm-vmodel-id", f"{name}-iris")])
-    is_right = _classes(decode_response_message(response)[0].data.tolist()) == CLASSES
+    [output], [raw] = response.outputs, response.raw_output_contents
+    classes = np.frombuffer(raw, NUMPY_OF[output.datatype]).reshape(list(output.shape))
+    is_right = _classes(classes.tolist()) == CLASSES
     say(f"{name} by gRPC: {'right' if is_right else 'WRONG'}")
     return is_right
 

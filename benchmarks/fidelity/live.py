@@ -100,7 +100,7 @@ class LiveShape:
         self._examples: LabelledExamples | None = None
         self._target = PlatformTarget(session.platform.settings.state_dir)
         self._client = HttpClient(max_idle_s=4.0, max_idle=256)
-        self._address = parse_url(session.platform.gateway_url, is_grpc=False).address
+        self._address = parse_url(session.platform.gateway_url).address
 
     async def measure(self) -> dict[str, Any]:
         """Facts for `simulated.cluster_document`: single requests, profiles, the cluster file."""

@@ -68,7 +68,7 @@ def decode_message(message: Any) -> V2Request:
     raw = message.raw_input_contents
     if not message.inputs:
         raise InvalidRequest("'inputs' must hold one tensor or more")
-    inputs = _decode_tensors(message.inputs, raw, "input")
+    inputs = _decode_tensors(message.inputs, raw)
     check_unique_names([entry.name for entry in message.outputs], "'outputs'")
     return V2Request(
         inputs=inputs,
@@ -78,22 +78,17 @@ def decode_message(message: Any) -> V2Request:
     )
 
 
-def decode_response_message(message: Any) -> tuple[Tensor, ...]:
-    """The tensors of a `ModelInferResponse`; raises InvalidRequest."""
-    return _decode_tensors(message.outputs, message.raw_output_contents, "output")
-
-
-def _decode_tensors(entries: Sequence[Any], raw: Sequence[bytes], kind: str) -> tuple[Tensor, ...]:
+def _decode_tensors(entries: Sequence[Any], raw: Sequence[bytes]) -> tuple[Tensor, ...]:
     if raw and len(raw) != len(entries):
         raise InvalidRequest(
-            f"raw_{kind}_contents must have one entry for each of the {len(entries)} {kind}s,"
+            f"raw_input_contents must have one entry for each of the {len(entries)} inputs,"
             f" has {len(raw)}"
         )
     tensors = tuple(
-        _decode_tensor(entry, raw[index] if raw else None, f"{kind}s[{index}]")
+        _decode_tensor(entry, raw[index] if raw else None, f"inputs[{index}]")
         for index, entry in enumerate(entries)
     )
-    check_unique_names([tensor.name for tensor in tensors], f"'{kind}s'")
+    check_unique_names([tensor.name for tensor in tensors], "'inputs'")
     return tensors
 
 
@@ -123,18 +118,6 @@ def _from_contents(contents: Any, spec: TensorSpec) -> Tensor:
     except (ValueError, OverflowError) as error:
         raise does_not_fit(values, field, spec) from error
     return Tensor(spec.name, spec.datatype, array.reshape(spec.shape))
-
-
-def encode_request_message(
-    tensors: Sequence[Tensor], *, model_name: str = "", request_id: str = ""
-) -> bytes:
-    """A serialised `ModelInferRequest` with raw contents."""
-    request = messages.ModelInferRequest(model_name=model_name, id=request_id)
-    for tensor in tensors:
-        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        request.raw_input_contents.append(to_raw(tensor))
-    content: bytes = request.SerializeToString()
-    return content
 
 
 def encode_message(tensors: Sequence[Tensor], *, model_name: str, request: V2Request) -> bytes:

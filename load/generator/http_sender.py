@@ -23,7 +23,7 @@ _MAX_IDLE_S: Final = 4.0
 
 
 class HttpSender:
-    """Sends requests of one worker; see `load.generator.open_loop.Sender`."""
+    """Sends requests of one worker; see `load.generator.worker.Sender`."""
 
     def __init__(
         self, settings: RunSettings, target: TargetUrl, now_s: Callable[[], float]

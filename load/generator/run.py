@@ -50,15 +50,11 @@ class Prepared:
 
 async def prepare(settings: RunSettings) -> Prepared:
     """Survey the trace and inspect the target. Raises GeneratorError."""
-    target = parse_url(settings.url, is_grpc=settings.protocol is RequestProtocol.GRPC)
+    parse_url(settings.url)  # raises before the trace is read
     trace = open_trace(settings.trace, seed=settings.seed)
     survey = await survey_in_thread(trace, settings.duration_s)
     _require_hosts(settings, survey)
     settings = replace(settings, processes=min(settings.processes, settings.max_in_flight))
-    if settings.protocol is RequestProtocol.GRPC:
-        from load.generator.grpc_sender import layout_of  # takes seconds to import
-
-        return Prepared(replace(settings, layout=await layout_of(target)), survey, ())
     models = [(each.tenant, each.model) for each in survey.models]
     found = await inspect(settings, models)
     given = settings.payloads

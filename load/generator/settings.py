@@ -125,7 +125,6 @@ class RequestProtocol(StrEnum):
     V1 = "v1"
     V2 = "v2"
     OPENAI = "openai"
-    GRPC = "grpc"
 
 
 class Layout(StrEnum):

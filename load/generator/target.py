@@ -25,7 +25,7 @@ from load.generator.settings import (
 )
 
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
-_PORTS: Final = {"http": 80, "https": 443, "grpc": 80, "grpcs": 443}
+_PORTS: Final = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TargetUrl:
 
     @property
     def is_encrypted(self) -> bool:
-        return self.scheme in ("https", "grpcs")
+        return self.scheme == "https"
 
     @property
     def address(self) -> str:
@@ -55,17 +55,16 @@ class TargetUrl:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
+def parse_url(url: str) -> TargetUrl:
     """Parse a URL; the scheme is optional. Raises GeneratorError."""
-    whole = url if "://" in url else f"{'grpc' if is_grpc else 'http'}://{url}"
-    allowed = ("grpc", "grpcs", "http", "https") if is_grpc else ("http", "https")
+    whole = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(whole)
         port = parts.port
     except ValueError as error:
         raise GeneratorError(f"--url {url!r}: {error}") from error
-    if parts.scheme not in allowed or not parts.hostname or parts.query or parts.fragment:
-        raise GeneratorError(f"--url must be such as {allowed[0]}://127.0.0.1:8080, was {url!r}")
+    if parts.scheme not in _PORTS or not parts.hostname or parts.query or parts.fragment:
+        raise GeneratorError(f"--url must be such as http://127.0.0.1:8080, was {url!r}")
     if parts.username is not None:
         raise GeneratorError("--url must not hold a user or password")
     number = port if port is not None else _PORTS[parts.scheme]
@@ -87,7 +86,7 @@ def host_headers(pattern: str | None, tenant: str, model: str) -> dict[str, str]
 def inference_path(
     protocol: RequestProtocol, layout: Layout, *, tenant: str, model: str, is_generation: bool
 ) -> str:
-    """The path of one request; for gRPC the name of the model."""
+    """The path of one request."""
     name = _model_segment(layout, tenant, model)
     match protocol:
         case RequestProtocol.V1:
@@ -96,8 +95,6 @@ def inference_path(
             path = f"/v2/models/{name}/infer"
         case RequestProtocol.OPENAI:
             path = f"/openai/v1/{'completions' if is_generation else 'embeddings'}"
-        case RequestProtocol.GRPC:
-            return f"{tenant}~{model}" if layout is Layout.POD else model
     return _prefix(layout, tenant, model, is_openai=protocol is RequestProtocol.OPENAI) + path
 
 
@@ -181,7 +178,7 @@ class _Target:
     """Requests to the target, on connections that its context closes."""
 
     def __init__(self, settings: RunSettings) -> None:
-        self._url = parse_url(settings.url, is_grpc=False)
+        self._url = parse_url(settings.url)
         self._headers = {"host": self._url.authority, **settings.credentials}
         self._client = HttpClient(tls=self._url.tls())
 
@@ -242,7 +239,7 @@ class IdleMemoryProbe:
 
 
 async def _read_byte_s(settings: RunSettings) -> float | None:
-    if settings.protocol is RequestProtocol.GRPC or settings.layout is Layout.PLAIN:
+    if settings.layout is Layout.PLAIN:
         return None
     is_gateway = settings.layout is Layout.GATEWAY
     path = "/pilotlight/v1/idle-memory" if is_gateway else "/metrics"

@@ -24,14 +24,14 @@ from pydantic import TypeAdapter
 
 from load.generator.http_sender import HttpSender
 from load.generator.records import RecordPart, RequestResult, record_row
-from load.generator.settings import LATE_S, TEXT, Content, RequestProtocol, RunSettings, SendCounts
+from load.generator.settings import LATE_S, TEXT, Content, RunSettings, SendCounts
 from load.generator.target import parse_url
 from load.generator.trace_arrivals import TraceArrival, worker_share
 from load.trace_spec import open_trace
 
 
 class Sender(Protocol):
-    """Sends requests over HTTP or gRPC."""
+    """Sends requests."""
 
     async def send(
         self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
@@ -165,7 +165,7 @@ async def _run(config: WorkerConfig, records: RecordPart, commands: asyncio.Stre
     def now_s() -> float:
         return time.monotonic() - start_s
 
-    sender = _sender(settings, now_s)
+    sender = HttpSender(settings, parse_url(settings.url), now_s)
     max_in_flight = settings.worker_max_in_flight(config.worker)
     loop = OpenLoop(settings, sender, records, now_s, max_in_flight)
     chunks = worker_share(
@@ -191,16 +191,6 @@ async def _run(config: WorkerConfig, records: RecordPart, commands: asyncio.Stre
             task.cancel()
     await sender.close()
     _report(loop.counts)
-
-
-def _sender(settings: RunSettings, now_s: Callable[[], float]) -> Sender:
-    is_grpc = settings.protocol is RequestProtocol.GRPC
-    target = parse_url(settings.url, is_grpc=is_grpc)
-    if is_grpc:
-        from load.generator.grpc_sender import GrpcSender  # takes seconds to import
-
-        return GrpcSender(settings, target, now_s)
-    return HttpSender(settings, target, now_s)
 
 
 async def _cancel_on_command(commands: asyncio.StreamReader, sending: asyncio.Task[None]) -> None:

@@ -38,7 +38,7 @@ def run(
         Path, typer.Option("--output", "-o", help="Parquet file to write, one row per request.")
     ] = Path("run.parquet"),
     protocol: Annotated[
-        str, typer.Option(help="Protocol of the requests: v1, v2, openai or grpc.")
+        str, typer.Option(help="Protocol of the requests: v1, v2 or openai.")
     ] = "v1",
     policy: Annotated[
         str | None,

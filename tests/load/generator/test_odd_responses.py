@@ -64,7 +64,7 @@ def _send(
     async def send() -> None:
         start_s = time.monotonic()
         run = RunSettings("trace", url, **settings)
-        sender = HttpSender(run, parse_url(url, is_grpc=False), lambda: time.monotonic() - start_s)
+        sender = HttpSender(run, parse_url(url), lambda: time.monotonic() - start_s)
         records = RecordPart(folder / "worker-0.arrows")
         loop = OpenLoop(run, sender, records, lambda: time.monotonic() - start_s, max_in_flight)
         await loop.run(iter([arrivals]))
