@@ -23,19 +23,14 @@ from pilotlight.commands.pod_profile import (
     profile_for_placement,
     slots_line,
 )
-from pilotlight.commands.profile_application import (
-    accuracy_document,
-    parse_accuracies,
-    profile_application,
-)
+from pilotlight.commands.profile_application import accuracy_document, profile_application
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.profile_files import parse_profiles, profiles_document
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName, name_of_key
+from registry.domain.model import ModelName
 from registry.domain.records import profile_document
-from registry.redis.client import Registry
 
 _LIMITS = {
     "throughput": "larger batches bring no more throughput",
@@ -238,29 +233,12 @@ def _read(file: str) -> str:
         raise InvalidInput([f"--import: {file} cannot be read: {error}"]) from error
 
 
-async def _import_accuracies(
-    registry: Registry, output: Output, state: ClusterState, name: ModelName, text: str, shown: str
-) -> None:
-    profiles = parse_accuracies(text, state.applications[name], state, file=shown)
-    for profile in profiles:
-        if not await registry.put_accuracy(profile):
-            raise RequestFailed(f"a variant of {name} was changed or deleted meanwhile")
-    variants = [name_of_key(profile.key).name for profile in profiles]
-    output.result(
-        {"application": str(name), "variants": variants},
-        [f"{name}: accuracy of {', '.join(variants)}"],
-    )
-
-
 async def _import(
     target: PlatformTarget, output: Output, name: ModelName, file: str, text: str
 ) -> None:
     async with target.registry() as registry:
         state = await registry.cluster()
         shown = "standard input" if file == "-" else file
-        if name in state.applications:
-            await _import_accuracies(registry, output, state, name, text, shown)
-            return
         require_known([str(name)], [str(each) for each in state.models])
         spec = state.models[name].serving
         profiles = parse_profiles(text, spec, file=shown)

@@ -1,7 +1,6 @@
 """Profiles of an application's variants: accuracy, times, costs; measured on pods, or from JSON."""
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pilotlight.commands.pod_profile import measure_profile, pods_by_product
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
-from registry.domain.application import AccuracyProfile, ApplicationSpec, parse_confusion
+from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from variants.application import named_variants, no_variants
@@ -177,32 +176,3 @@ def accuracy_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, A
         "classes": list(spec.classes),
         "variants": variants,
     }
-
-
-def parse_accuracies(
-    text: str, spec: ApplicationSpec, state: ClusterState, *, file: str
-) -> list[AccuracyProfile]:
-    """Raises InvalidInput with all mistakes."""
-    models = {each.name.name: each for each, _ in named_variants(spec, state)}
-    problems, found = [], []
-    try:
-        document = json.loads(text)
-        if document["kind"] != KIND:
-            raise ValueError(f"kind must be {KIND!r}, was {document['kind']!r}")
-        if document["classes"] != list(spec.classes):
-            raise ValueError(f"classes must be {list(spec.classes)}, were {document['classes']!r}")
-        for name, each in document["variants"].items():
-            model, generation = models.get(name), each["generation"]
-            if model is None:
-                problems.append(f"{name} is no variant; it has {', '.join(models) or 'none'}")
-            elif generation != model.generation:
-                problems.append(f"{name} is of generation {generation!r}, not {model.generation!r}")
-            else:
-                confusion = parse_confusion(each["confusion"], len(spec.classes))
-                found.append(AccuracyProfile(model.key, spec.classes, confusion))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        problems.append(f"not what `profile APPLICATION --export` writes: {error}")
-    if problems or not found:
-        says = problems or ["has no variants"]
-        raise InvalidInput([f"--import: {file}, for {spec.name}: {each}" for each in says])
-    return found
