@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from autoscaler.placement import profile_fits
 from pilotlight.commands import flags
 from pilotlight.commands.flags import setting
 from pilotlight.commands.kinds import parse_model_names
@@ -18,9 +16,7 @@ from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
     choose_pod,
     measure_profile,
-    parse_shares,
     point_rows,
-    profile_for_placement,
     slots_line,
 )
 from pilotlight.commands.profile_application import accuracy_document, profile_application
@@ -41,7 +37,6 @@ _LIMITS = {
 _measure = partial(typer.Option, rich_help_panel="Measure")
 _exchange = partial(typer.Option, rich_help_panel="Exchange")
 _application = partial(typer.Option, rich_help_panel="Applications")
-_placement = partial(typer.Option, rich_help_panel="Placement")
 
 app = typer.Typer()
 
@@ -93,21 +88,6 @@ async def profile(
         int | None,
         _application(min=1, help="Of --examples: at most so many, evenly from every class."),
     ] = None,
-    shares: Annotated[
-        str | None,
-        _placement(
-            metavar="10,50,100",
-            help="Also measure with these shares of the accelerator, in %; on a CPU, cores.",
-        ),
-    ] = None,
-    pairs: Annotated[
-        bool,
-        _placement(
-            "--pairs",
-            help="Also measure beside each other model with a profile, which a second pod of the "
-            "accelerator runs meanwhile.",
-        ),
-    ] = False,
     pod_secret_file: Annotated[
         Path | None,
         setting(
@@ -124,10 +104,6 @@ async def profile(
     """
     target = replace(target, pod_secret_file=pod_secret_file)
     [model] = parse_model_names([name], namespace)
-    parts = parse_shares(shares)
-    others = [each for each in (export, import_, examples) if each is not None]
-    if others and (parts or pairs):
-        raise InvalidInput(["--shares and --pairs measure: leave out the other options"])
     if sum(each is not None for each in (export, import_, examples)) > 1:
         raise InvalidInput(["give --export, --import or --examples, not both"])
     plan = {"most_rows": max_batch_size, "tokens": tokens, "repeats": repeats}
@@ -140,7 +116,7 @@ async def profile(
         require_known([str(model)], [str(each) for each in state.applications])
         await profile_application(target, output, state.applications[model], examples, limit, plan)
     else:
-        await _profile(target, output, model, pod=pod, plan=plan, shares=parts, pairs=pairs)
+        await _profile(target, output, model, pod=pod, plan=plan)
 
 
 async def _profile(
@@ -150,33 +126,16 @@ async def _profile(
     *,
     pod: str | None,
     plan: dict[str, int],
-    shares: Sequence[int],
-    pairs: bool,
 ) -> None:
     state = await target.cluster()
     require_known([str(name)], [str(each) for each in state.models])
     chosen = choose_pod(state, state.models[name].serving.key, pod)
     output.note(f"profiling {name} on {chosen.name}; the pod continues to serve requests")
-    if shares or pairs:
-        document = await profile_for_placement(
-            target, output, name, chosen, plan, shares=shares, pairs=pairs
-        )
-    else:
-        document = await measure_profile(target, chosen, name, plan)
+    document = await measure_profile(target, chosen, name, plan)
     if output.as_json:
         output.result({"pod": chosen.name, **document})
         return
     output.table(POINT_COLUMNS, point_rows(document))
-    for share in document.get("shares", ()):
-        output.line(
-            f"batches of {share['rows']} with a share of {share['share_pct']:g} %: "
-            f"{share['factor']:.2f} times as long"
-        )
-    for pair in document.get("pairs", ()):
-        output.line(f"beside {pair['neighbour']}: {pair['factor']:.2f} times as long")
-    for plug_in, fit in profile_fits().items():
-        if found := document.get(plug_in):
-            output.line(f"{fit.title} {found['source']}")
     best = document["best_rows"]
     output.line(f"batches of up to {best}: {_LIMITS.get(document['limited_by'], 'as measured')}")
     if consequence := slots_line(await target.cluster(), chosen):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pilotlight.commands.pod_profile import parse_shares
 from pilotlight.errors import InvalidInput
 from pilotlight.profile_files import parse_profiles, profiles_document
 from registry.domain.model import ModelName, ModelSpec
@@ -227,11 +226,3 @@ def test_all_mistakes_in_slowdowns_are_refused_together() -> None:
         "pairs[0].factor: Input should be greater than or equal to 1",
     ):
         assert f"profiles[0].{place}" in text
-
-
-@pytest.mark.parametrize("text", ["0,50", "half", "50,,100", "101", ""])
-def test_shares_are_percentages(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--shares must be percentages of 1 to 100"):
-        parse_shares(text)
-    assert parse_shares("100, 50,50") == [50, 100]
-    assert parse_shares(None) == []

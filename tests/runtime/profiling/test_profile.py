@@ -155,7 +155,7 @@ def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, mod
     assert stored(cluster, spec) is None
     target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
     ran = run_cli(
-        "profile",
+        "profile-sharing",
         "m",
         "--pod",
         "pod-a",
@@ -191,7 +191,7 @@ def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
     assert post(profile_url(pod, "other"), plan).status_code == 200
     target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
     ran = run_cli(
-        "profile",
+        "profile-sharing",
         "m",
         "--pod",
         "pod-a",
@@ -231,9 +231,6 @@ def test_pairs_need_a_second_pod_and_a_profiled_neighbour(cluster: Cluster, mode
     cluster.declare("m", models / "tiny-bert")
     cluster.pod()
     target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool]
-    ran = run_cli("profile", "m", "--pairs", *target)
+    ran = run_cli("profile-sharing", "m", "--pairs", *target)
     assert ran.status == 1
     assert "no other model has a profile on" in ran.err
-    mixed = run_cli("profile", "m", "--pairs", "--export", "-", *target)
-    assert mixed.status == 2
-    assert "--shares and --pairs measure" in mixed.err

@@ -1,0 +1,1 @@
+"""Slowdowns by share of an accelerator and by neighbour, as the verb `profile-sharing`."""
