@@ -80,12 +80,17 @@ def _object(
     spec: Mapping[str, Any],
     metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Document:
+    head = {"apiVersion": _VERSIONS[kind], "kind": kind}
+    return {**head, "metadata": owned_metadata(service, name, metadata), "spec": dict(spec)}
+
+
+def owned_metadata(service: ServiceObject, name: str, more: Mapping[str, Any]) -> Document:
+    """Of an object that is deleted with a model or pool, in its namespace."""
     version, owner_kind = service.reference
     names = {"name": name, "namespace": service.name.namespace}
     owner = {"apiVersion": version, "kind": owner_kind, "name": service.name.name}
     owners = {"ownerReferences": [{**owner, "uid": service.uid, "controller": True}]}
-    head = {"apiVersion": _VERSIONS[kind], "kind": kind}
-    return {**head, "metadata": {**metadata, **names, **owners}, "spec": dict(spec)}
+    return {**more, **names, **owners}
 
 
 def _container(

@@ -177,7 +177,7 @@ class Controller:
             began_s = time.monotonic()
             for key in self._changed_in_registries():
                 self._queue.add(key)
-            for kind in (Kind.SERVICE, Kind.POD, Kind.APPLICATION, Kind.TENANT):
+            for kind in (Kind.SERVICE, Kind.POD, Kind.APPLICATION, Kind.TENANT, Kind.ROUTE):
                 self._queue.add(Key(kind))
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(CHANGES_INTERVAL_S, 10 * took_s))

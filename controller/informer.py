@@ -93,7 +93,7 @@ class Informer:
         self._objects = objects
         self._sources = [
             _Source(kind, each)
-            for kind in Kind
+            for kind in _READERS
             for each in (pool_namespaces if kind in _LABELLED else namespaces or [""])
         ]
         self._unlisted = set(self._sources)

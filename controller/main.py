@@ -17,6 +17,7 @@ from controller.api import ClusterApi, connect
 from controller.cluster_issuer import CONFIG_MAP, write_issuer
 from controller.controller import Controller, Reconcile
 from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
+from controller.inference_pools import InferencePoolReconciler
 from controller.informer import Informer
 from controller.kserve_version import watch_version
 from controller.leader_election import Leadership
@@ -63,12 +64,14 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
                 client, settings.namespace, identity, lambda leads: controller.set_leading(leads)
             )
             tenants = TenantRulesWriter(api, objects, registries, lambda: election.version)
+            routes = InferencePoolReconciler(settings, client, api, objects)
             reconcilers: dict[Kind, Reconcile] = {
                 **dict.fromkeys((Kind.SERVICE, Kind.MODEL, Kind.DEPLOYMENT), models.reconcile),
                 Kind.APPLICATION: lambda _: applications.reconcile_all(),
                 Kind.GRAPH: lambda _: graphs.reconcile_all(),
                 Kind.POD: lambda _: pod_phases.update(),
                 Kind.TENANT: lambda _: tenants.update(),
+                Kind.ROUTE: lambda _: routes.reconcile_all(),
             }
 
             def on_kserve_change(problem: str) -> None:

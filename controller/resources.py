@@ -74,6 +74,8 @@ class Kind(StrEnum):
     APPLICATION = "InferenceApplications"
     GRAPH = "InferenceGraphs"
     TENANT = "ConfigMaps of tenants"
+    ROUTE = "InferencePools and HTTPRoutes"
+    """Made by the controller, and not watched."""
 
 
 RESOURCES: Final[Mapping[Kind, tuple[str, str, str]]] = {

@@ -1,5 +1,6 @@
 """Settings of the controller: flags and environment variables."""
 
+import re
 from dataclasses import dataclass
 
 from common.settings_table import option, parse_choice, parse_int
@@ -14,6 +15,20 @@ def _url_template(text: str) -> str:
             f"must be a URL with no placeholders but {{namespace}} and {{name}}, was {text!r}"
         ) from error
     return text
+
+
+def _service(text: str) -> str:
+    name, _, port = text.partition(":")
+    if text and not (name and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"must be NAME:PORT of a Service, was {text!r}")
+    return text
+
+
+def _gateways(text: str) -> tuple[str, ...]:
+    named = tuple(sorted(_names(text)))
+    if not all(re.fullmatch("[^/]+/[^/]+", each) for each in named):
+        raise ValueError(f"must be NAMESPACE/NAME of Gateways, separated by commas, was {text!r}")
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,18 @@ class ControllerSettings:
     )
     auth: str = option(
         "auto", parse_choice("auto", "open"), "as the gateways'; open: models' Ready says so"
+    )
+    picker_service: str = option(
+        "",
+        _service,
+        "NAME:PORT of the endpoint picker's Service in the controller's namespace: its pools get"
+        " InferencePools, where that kind is installed; empty: none",
+    )
+    ingress_gateways: tuple[str, ...] = option(
+        ("kserve/kserve-ingress-gateway",),
+        _gateways,
+        "NAMESPACE/NAME of the Gateways whose HTTPRoutes lead to those InferencePools, as KServe's"
+        " kserveIngressGateway, separated by commas; empty: no HTTPRoutes",
     )
     log_level: str = option("INFO", str, "minimum level of log messages")
 

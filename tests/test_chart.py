@@ -171,6 +171,11 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
         ),
         pytest.param(["grpc"], {"gateway": {"grpc": True}}, id="grpc"),
         pytest.param(["endpoint-picker"], {"gateway": {"endpointPicker": True}}, id="picker"),
+        pytest.param(
+            ["endpoint-picker", "inference-pools"],
+            {"inferencePools": {"enabled": True}},
+            id="InferencePools",
+        ),
         pytest.param(["open"], {"auth": {"mode": "open"}}, id="open"),
         pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
         pytest.param(["one-model"], {"oneModel": {"enabled": True}}, id="one-model"),
@@ -338,6 +343,7 @@ def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> 
         "pilotlight-autoscaler-pods",
         "pilotlight-controller-models",
         "pilotlight-controller-components",
+        "pilotlight-controller-routes",
         "pilotlight-parked-models",
     }
 
@@ -681,6 +687,7 @@ EVERYTHING: dict[str, Any] = {
     "tls": {"enabled": True},
     "ingress": {"enabled": True},
     "httpRoute": {"enabled": True},
+    "inferencePools": {"enabled": True},
     "monitoring": {"enabled": True},
 }
 """With the parts on which values act."""
@@ -691,6 +698,7 @@ OTHER: dict[str, Any] = {
     "deploymentStrategy": {"type": "Recreate"},
     "disk": "16Gi", "host": "16Gi", "device": "16Gi",
     "url": "https://other.example.com",
+    "ingressGateways": ["gateways/other"],
     "storagePrefixes": "*=s3://other/",
     "quotas": "*=pinned:1",
 }  # fmt: skip
@@ -749,7 +757,9 @@ def default_of(path: tuple[str, ...]) -> Any:
     return found
 
 
-EACH = [each for each in paths(SCHEMA) if each != ("global",)]
+IMPLIED = ("gateway", "endpointPicker")
+"""By `inferencePools`, which are in EVERYTHING."""
+EACH = [each for each in paths(SCHEMA) if each not in (("global",), IMPLIED)]
 
 
 @pytest.fixture(scope="module")

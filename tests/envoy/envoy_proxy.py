@@ -115,7 +115,7 @@ def _filters(subset: Sequence[str] | None, **options: Any) -> list[dict[str, Any
 def configuration(
     port: int,
     admin_port: int,
-    picker_port: int,
+    picker_port: int | None,
     pods: Sequence[int],
     *,
     source: str = "metadata",
@@ -124,8 +124,9 @@ def configuration(
     retry: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """`options`: fields of Envoy's ExternalProcessor."""
-    route = {"cluster": "pods", "timeout": "60s", **({"retry_policy": retry} if retry else {})}
+    """`options`: fields of Envoy's ExternalProcessor; without a picker, `pods` is the gateway."""
+    timeout = "60s" if picker_port else "310s"
+    route = {"cluster": "pods", "timeout": timeout, **({"retry_policy": retry} if retry else {})}
     host = {
         "name": "all",
         "domains": ["*"],
@@ -138,11 +139,14 @@ def configuration(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix="clients",
         route_config={"virtual_hosts": [host]},
-        http_filters=_filters(subset, **options),
+        http_filters=_filters(subset, **options)[0 if picker_port else -1 :],
+        stream_idle_timeout="310s",
     )
     chain = {"filters": [{"name": "http", "typed_config": manager}]}
     listener = {"address": _address(port), "filter_chains": [chain]}
-    clusters = [_pods(pods, source), _picker(picker_port, is_tls=is_tls)]
+    clusters = [_cluster("pods", pods)]
+    if picker_port:
+        clusters = [_pods(pods, source), _picker(picker_port, is_tls=is_tls)]
     return {
         "admin": {"address": _address(admin_port)},
         "static_resources": {"listeners": [listener], "clusters": clusters},
@@ -150,7 +154,9 @@ def configuration(
 
 
 @contextlib.contextmanager
-def envoy(folder: Path, picker_port: int, pods: Sequence[int], **options: Any) -> Iterator[Envoy]:
+def envoy(
+    folder: Path, picker_port: int | None, pods: Sequence[int], **options: Any
+) -> Iterator[Envoy]:
     """A ready Envoy before these pods, with its log in `folder`."""
     port, admin_port = servers.free_port(), servers.free_port()
     file, log = folder / f"envoy-{port}.json", folder / f"envoy-{port}.log"

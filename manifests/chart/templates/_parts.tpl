@@ -43,6 +43,9 @@
 {{- if ne $namespace "pilotlight" -}}
 {{- include "pilotlight.set" (dict "container" .container "name" "PILOTLIGHT_ADDRESS" "value" (printf "http://pilotlight-gateway.%s.svc.cluster.local/serving/{namespace}/{name}" $namespace)) -}}
 {{- end -}}
+{{- if .root.Values.inferencePools.enabled -}}
+{{- include "pilotlight.set" (dict "container" .container "name" "PILOTLIGHT_INGRESS_GATEWAYS" "value" (join "," .root.Values.inferencePools.ingressGateways)) -}}
+{{- end -}}
 {{- with .root.Values.controller.watchNamespaces -}}
 {{- include "pilotlight.set" (dict "container" $.container "name" "PILOTLIGHT_WATCH_NAMESPACES" "value" (join "," (uniq (append . $namespace)))) -}}
 {{- end -}}
