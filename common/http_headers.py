@@ -11,3 +11,9 @@ HOP_BY_HOP: Final = frozenset(
         b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     )
 )  # fmt: skip
+
+
+def read_lines(lines: bytes) -> Headers:
+    """Of lines `name: value`, as they were sent."""
+    parts = [line.partition(b": ") for line in lines.split(b"\r\n")]
+    return [(name, value) for name, colon, value in parts if colon]

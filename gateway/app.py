@@ -74,7 +74,7 @@ class Inference:
         self._telemetry = telemetry
         self._tracer = telemetry.tracer
         self._access = access
-        self._body_limits, self._held_bodies = limits, held
+        self._body_limits, self.held_bodies = limits, held
         self._shutdown = shutdown
         self.warm_path = None
         """None: with tracing or several pools no request can go by callbacks alone."""
@@ -114,7 +114,7 @@ class Inference:
                 raise BadRequest(f"header {name} is for schedulers of workflows")
             if client.begun is not None:
                 client.begun.release_body()  # at once counted again
-            body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
+            body = IncomingBody(client, read.content_length, self._body_limits, self.held_bodies)
             exchange = await self._exchanges.exchange_of(client, read, body)
             await self._run_limited(exchange, client, read, body)
         except ClientClosedRequest:
@@ -259,7 +259,7 @@ class GatewayApp:
         """`access`: None if requests need neither a key nor a token."""
         self._api = api
         self.pools = pools
-        self.infer = inference.infer
+        self.infer, self.held_bodies = inference.infer, inference.held_bodies
         path = inference.warm_path
         self.take_warm = None if path is None else partial(take, path)
         self.access = access

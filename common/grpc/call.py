@@ -24,7 +24,8 @@ _SMALL_BYTES: Final = 64 * 1024
 _BEGIN: Final = b"\x88\x0f\x10\x10application/grpc"
 """HPACK: status 200, and a content-type that no table keeps."""
 _UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 8, 12, 13
+OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED = 0, 3, 5, 8, 12
+INTERNAL, UNAVAILABLE = 13, 14
 """Of gRPC's status codes."""
 
 
@@ -41,7 +42,7 @@ class Call:
     window = 0
     """Bytes that its client accepts beside its settings' window; set by the connection, as are the
     next ones."""
-    uncredited = 0
+    uncredited = counted_bytes = 0
     """Bytes taken while it was paused."""
     _is_paused = has_begun = is_over = has_ended = False
     """`has_begun`: its answer; `is_over`: nothing is sent any more; `has_ended`: by the client."""

@@ -7,12 +7,13 @@ from hpack.exceptions import HPACKError
 
 from common.http_headers import HOP_BY_HOP, Headers
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    0, 1, 3, 4, 6, 7, 8, 9,
-)  # fmt: skip
-SIZES: Final = {RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
+(
+    DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE,
+    CONTINUATION,
+) = range(10)  # fmt: skip
+_SIZES: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 """Bytes of the content of kinds that have but one size."""
-OF_CONNECTIONS: Final = frozenset((SETTINGS, PING, GOAWAY))
+_OF_CONNECTIONS: Final = frozenset((SETTINGS, PING, GOAWAY))
 """Kinds of no stream; frames of the others, but window updates, have one."""
 END_STREAM: Final = 0x1
 ACK: Final = 0x1
@@ -24,11 +25,24 @@ FRAME_BYTES: Final = 16_384
 """Of a frame's content at most, in both directions: the protocol's default."""
 _PREFIX: Final = 127
 """Lengths from this on take several bytes."""
-_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_REQUIRED: Final = frozenset((b":method", b":scheme", b":path"))
+_PSEUDO: Final = _REQUIRED | {b":authority"}
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _VALUE: Final = re.compile(rb"[^\0\r\n]*")
+_TE: Final = re.compile(b"trailers")
 _VISIBLE: Final = re.compile(rb"[\x21-\x7e]*")
 _FORBIDDEN: Final = HOP_BY_HOP - {b"te", b"trailer", b"proxy-authenticate", b"proxy-authorization"}
+
+
+def frame_problem(kind: int, flags: int, number: int, size: int) -> str:
+    """Why a client sends no such frame (section 6); empty: it may, or the kind is unknown."""
+    if _SIZES.get(kind, size) != size or (kind == SETTINGS and flags & ACK and size):
+        return f"a frame of kind {kind} has {size} bytes"
+    if kind in (PUSH_PROMISE, CONTINUATION):
+        return f"a frame of kind {kind} is none of a client's, or not after its headers"
+    if kind < WINDOW_UPDATE and (kind in _OF_CONNECTIONS) is not (number == 0):
+        return f"a frame of kind {kind} has stream {number}"
+    return ""
 
 
 def frame(kind: int, flags: int, number: int, content: bytes) -> bytes:
@@ -87,6 +101,11 @@ def may_be_sent(name: bytes) -> bool:
     return name not in _FORBIDDEN and _NAME.fullmatch(name) is not None
 
 
+def is_request(headers: Headers) -> bool:
+    """Whether well-formed headers begin a request; trailers do not."""
+    return {name for name, value in headers if value} >= _REQUIRED
+
+
 def is_well_formed(headers: Headers) -> bool:
     """Whether a request may have these headers (sections 8.2 and 8.3).
 
@@ -100,6 +119,6 @@ def is_well_formed(headers: Headers) -> bool:
             count += 1
             if not _VISIBLE.fullmatch(value):
                 return False
-        elif not (may_be_sent(name) and _VALUE.fullmatch(value)):
+        elif not (may_be_sent(name) and (_TE if name == b"te" else _VALUE).fullmatch(value)):
             return False
     return len(pseudo) == count and all(name in _PSEUDO for name, _ in headers[:count])

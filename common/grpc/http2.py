@@ -9,12 +9,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from common.grpc.call import CALL_WINDOW, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Call
+from common.grpc.call import CALL_WINDOW, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call
 from common.grpc.frames import (
     ACK,
     CONTINUATION,
@@ -25,15 +25,15 @@ from common.grpc.frames import (
     FRAME_HEAD_BYTES,
     GOAWAY,
     HEADERS,
-    OF_CONNECTIONS,
     PADDED,
     PING,
     RST_STREAM,
     SETTINGS,
-    SIZES,
     WINDOW_UPDATE,
     frame,
+    frame_problem,
     header_fragment,
+    is_request,
     is_well_formed,
 )  # fmt: skip
 from common.http_headers import Headers
@@ -46,7 +46,7 @@ MAX_BLOCK_BYTES: Final = 128 * 1024
 _MAX_TABLE_BYTES: Final = 4096
 _MAX_HEADER_BYTES: Final = 1024 * 1024
 """Of a block's headers, unpacked."""
-_NO_ERROR, _PROTOCOL_ERROR, _REFUSED_STREAM, _CANCEL = 0, 1, 7, 8
+_NO_ERROR, _PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _REFUSED_STREAM, _CANCEL = 0, 1, 3, 7, 8
 _FIRST_WINDOW: Final = 65_535
 _WINDOW: Final = (1 << 31) - 1
 _MAX_BLOCKS: Final = 64
@@ -61,6 +61,18 @@ _CHECK_S: Final = 30.0
 _KEEPALIVE_S: Final = 60
 """Of silence, after which the kernel asks whether the client is there; most vanish with a word."""
 _SETTING_CALLS, _SETTING_WINDOW = 3, 4
+_ALLOWED: Final = {2: (0, 1), 5: (FRAME_BYTES, (1 << 24) - 1)}
+"""Least and greatest values of a client's settings: push, a frame's size."""
+
+
+class Budget(Protocol):
+    """Bytes of all messages that are not complete."""
+
+    def may_take(self, more: int) -> bool:
+        """Take it, if there is so much."""
+
+    def release(self, held_bytes: int) -> None: ...
+
 
 CreateCall = Callable[["GrpcConnection", int, Headers], Call]
 
@@ -76,8 +88,10 @@ class GrpcConnection(asyncio.Protocol):
         connections: "set[GrpcConnection]",
         *,
         max_message_bytes: int,
+        budget: Budget | None,
     ) -> None:
         """`services`: by a call's path; `connections`: has this one while it is open."""
+        self._budget = budget
         self._services = services
         self._connections = connections
         self._max_message_bytes = max_message_bytes
@@ -161,7 +175,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._send_all()
         except (HPACKError, _BrokenProtocol) as error:
             logger.warning("a gRPC connection is closed", extra={"error": str(error)})
-            self._go_away(_PROTOCOL_ERROR)
+            self._go_away(getattr(error, "code", _PROTOCOL_ERROR))
             self._flush()
             self.transport.close()
         self._flush()
@@ -188,14 +202,13 @@ class GrpcConnection(asyncio.Protocol):
                 if kind != CONTINUATION or data[at + 5 : at + 9] != begun:
                     raise _BrokenProtocol("headers do not go on")
                 self._go_on(flags, data[at:following])
-            elif (handler := _HANDLERS.get(kind)) is not None:
+            else:
                 number = int.from_bytes(data[at + 5 : at + 9], "big") & _WINDOW
-                if SIZES.get(kind, size) != size:
-                    raise _BrokenProtocol(f"a frame of kind {kind} has {size} bytes")
-                if kind != WINDOW_UPDATE and (kind in OF_CONNECTIONS) is not (number == 0):
-                    raise _BrokenProtocol(f"a frame of kind {kind} has stream {number}")
-                begin = at if kind == HEADERS else at + FRAME_HEAD_BYTES
-                handler(self, flags, number, data[begin:following])
+                if problem := frame_problem(kind, flags, number, size):
+                    raise _BrokenProtocol(problem)
+                if (handler := _HANDLERS.get(kind)) is not None:
+                    begin = at if kind == HEADERS else at + FRAME_HEAD_BYTES
+                    handler(self, flags, number, data[begin:following])
             at = following
         return at
 
@@ -231,7 +244,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._is_leaving or len(self.calls) >= MAX_CALLS:
             self._reset(number, _REFUSED_STREAM)
             return
-        if not headers:
+        if not is_request(headers):
             self._reset(number, _PROTOCOL_ERROR)
             return
         path = next((value for name, value in headers if name == b":path"), b"")
@@ -244,6 +257,7 @@ class GrpcConnection(asyncio.Protocol):
         if call.has_ended:
             raise _BrokenProtocol(f"stream {call.number} goes on after its end")
         call.has_ended = True
+        self._count(call)
         call.on_end()
 
     def _headers(self, block: bytes) -> Headers:
@@ -289,8 +303,25 @@ class GrpcConnection(asyncio.Protocol):
         if call.uncredited > CALL_WINDOW:
             raise _BrokenProtocol("a call's window is exceeded")
         self._take_messages(call, content)
-        if flags & END_STREAM and not call.is_over:
+        if call.is_over:
+            return
+        if flags & END_STREAM:
             self._end(call)
+        elif not self._count(call):
+            call.received.clear()
+            call.finish(UNAVAILABLE, "messages of other calls fill the memory; try again later")
+
+    def _count(self, call: Call) -> bool:
+        """Whether the budget has room for what has come of a call's messages."""
+        more = call.begun_bytes - call.counted_bytes
+        if self._budget is None or not more:
+            return True
+        if more < 0:
+            self._budget.release(-more)
+        elif not self._budget.may_take(more):
+            return False
+        call.counted_bytes += more
+        return True
 
     def _take_messages(self, call: Call, content: bytes) -> None:
         received = call.received
@@ -353,7 +384,8 @@ class GrpcConnection(asyncio.Protocol):
         call = self.calls.pop(number, None)
         if call is not None:
             self._stalled.pop(number, None)
-            call.is_over = True
+            call.is_over = call.has_ended = True
+            self._count(call)
             call.unsent.clear()
             call.on_over()
             self._close_if_left()
@@ -366,16 +398,24 @@ class GrpcConnection(asyncio.Protocol):
         if len(content) % 6:
             raise _BrokenProtocol(f"settings have {len(content)} bytes, no multiple of 6")
         for at in range(0, len(content), 6):
-            if int.from_bytes(content[at : at + 2], "big") == _SETTING_WINDOW:
-                self._call_window = self._opened(0, content[at + 2 : at + 6])
+            name = int.from_bytes(content[at : at + 2], "big")
+            value = int.from_bytes(content[at + 2 : at + 6], "big")
+            least, greatest = _ALLOWED.get(name, (0, value))
+            if not least <= value <= greatest:
+                raise _BrokenProtocol(
+                    f"setting {name} is {value}, of {least} to {greatest} allowed"
+                )
+            if name == _SETTING_WINDOW:
+                self._call_window = self._opened(0, value)
                 self._has_room = True
         self.write(frame(SETTINGS, ACK, 0, b""))
 
-    def _opened(self, window: int, content: bytes) -> int:
+    def _opened(self, window: int, more: int) -> int:
         """A window with what a client adds to it."""
-        window += int.from_bytes(content, "big")
+        window += more
         if window > _WINDOW:
-            raise _BrokenProtocol(f"a window has {window} bytes, of {_WINDOW} allowed")
+            problem = f"a window has {window} bytes, of {_WINDOW} allowed"
+            raise _BrokenProtocol(problem, _FLOW_CONTROL_ERROR)
         return window
 
     def _on_ping(self, flags: int, _: int, content: bytes) -> None:
@@ -384,15 +424,19 @@ class GrpcConnection(asyncio.Protocol):
             self.write(frame(PING, ACK, 0, content))
 
     def _on_window(self, _: int, number: int, content: bytes) -> None:
-        content = bytes((content[0] & 0x7F,)) + content[1:]
-        if number > self._last or not any(content):
+        more = int.from_bytes(content, "big") & _WINDOW
+        if number > self._last or not more:
             raise _BrokenProtocol(f"a window's update of stream {number} has no effect")
         if not number:
-            self._window = self._opened(self._window, content)
+            self._window = self._opened(self._window, more)
             self._has_room = True
         elif (call := self.calls.get(number)) is not None:
-            call.window = self._opened(self._call_window + call.window, content) - self._call_window
-            self.send_unsent(call)
+            call.window += more
+            if self._call_window + call.window > _WINDOW:
+                self._reset(number, _FLOW_CONTROL_ERROR)
+                self._remove(number)
+            else:
+                self.send_unsent(call)
 
     # Sending
 
@@ -470,6 +514,11 @@ _HANDLERS: Final[Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]]
 
 class _BrokenProtocol(Exception):
     """The connection cannot go on."""
+
+    def __init__(self, problem: str, code: int = _PROTOCOL_ERROR) -> None:
+        """`code`: of the error, for the client."""
+        super().__init__(problem)
+        self.code = code
 
 
 class _UnknownCall(Call):

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from common.grpc.call import INVALID_ARGUMENT, NOT_FOUND, Call
-from common.grpc.http2 import CreateCall, GrpcConnection
+from common.grpc.http2 import Budget, CreateCall, GrpcConnection
 from common.http_headers import Headers
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ async def serving(
     max_message_bytes: int,
     drain_s: float,
     tls: ssl.SSLContext | None = None,
+    budget: Budget | None = None,
 ) -> AsyncIterator[None]:
     """Serve on this event loop; at the end, calls in progress get `drain_s`.
 
@@ -69,6 +70,7 @@ async def serving(
         {**services, HEALTH: partial(HealthCheck, is_ready)},
         connections,
         max_message_bytes=max_message_bytes,
+        budget=budget,
     )
     try:
         server = await loop.create_server(create, host, port, ssl=tls, backlog=_BACKLOG)

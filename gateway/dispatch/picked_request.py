@@ -8,7 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from common.http_headers import HOP_BY_HOP, Headers
+from common.http_headers import HOP_BY_HOP, Headers, read_lines
 from common.pod_responses import FAILURE_STATUSES
 from gateway.dispatch.pod_request import head_beginning, head_rest
 from gateway.dispatch.request import Request
@@ -81,8 +81,7 @@ class PickedRequest(Request):
         head = head_beginning(
             self._target, b"", placement.spec, reservation.entry.address, secret.header_line, length
         ) + head_rest(reservation, self._headers.request_id, left_ms)
-        lines = [line.partition(b": ") for line in head.split(b"\r\n")[3:-2]]
-        return [(b":path", self._target.pod_path), *[(name, value) for name, _, value in lines]]
+        return [(b":path", self._target.pod_path), *read_lines(head)[2:]]
 
     def _dropped(self) -> list[bytes]:
         """Names of the client's headers that pods must not get."""
@@ -108,10 +107,10 @@ class PickedRequest(Request):
         telemetry = self._context.telemetry
         forwarded, response.forwarded = response.forwarded, b""
         lines = telemetry.head_lines(outcome, response, timings, entry.name, self._client.target)
-        written = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
-        names = {name for name, _, _ in written}
+        written = read_lines(lines)
+        names = {name for name, _ in written}
         proxy.answer_response(
-            [(name, value) for name, _, value in written],
+            written,
             [
                 name
                 for name, _ in response.headers

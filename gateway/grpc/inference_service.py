@@ -24,7 +24,7 @@ from common.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, Call
 from common.grpc.frames import may_be_sent
 from common.grpc.http2 import CreateCall, GrpcConnection
 from common.grpc.server import serving
-from common.http_headers import HOP_BY_HOP, Headers
+from common.http_headers import HOP_BY_HOP, Headers, read_lines
 from common.inference_protocol.grpc_messages import INFERENCE, messages
 from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from common.shown_value import shown
@@ -189,10 +189,7 @@ class GrpcRequest:
     def start_response(self, status: int, lines: bytes, length: bytes) -> None:
         self.response_started = True
         self._status = status
-        for line in lines.split(b"\r\n"):
-            name, found, value = line.partition(b": ")
-            if found:
-                self.metadata.append((name, value))
+        self.metadata += read_lines(lines)
 
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         self._parts.append(body)
@@ -427,16 +424,17 @@ def _encoded(message: Any) -> bytes:
     return content
 
 
-def server_options(settings: GatewaySettings) -> dict[str, Any]:
+def server_options(app: GatewayApp, settings: GatewaySettings) -> dict[str, Any]:
     return {
         "host": settings.host,
         "max_message_bytes": settings.max_body_bytes + _OVERHEAD_BYTES,
         "drain_s": settings.drain_timeout,
+        "budget": app.held_bodies,
     }
 
 
 def serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
     """V2 at `--grpc-port`. Raises OSError if the port is taken."""
     is_ready = dict.fromkeys(("", INFERENCE, "grpc.health.v1.Health"), lambda: app.is_ready)
-    calls, options = InferenceService(app).calls(), server_options(settings)
+    calls, options = InferenceService(app).calls(), server_options(app, settings)
     return serving(calls, is_ready, port=settings.grpc_port, **options)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from common.grpc.call import INTERNAL, INVALID_ARGUMENT, Call
 from common.grpc.http2 import GrpcConnection
-from common.http_headers import Headers
+from common.http_headers import Headers, read_lines
 from common.inference_protocol.grpc_messages import message_classes
 from gateway.app import GatewayApp
 from gateway.errors import (
@@ -137,16 +137,11 @@ class Process(Call):
         self._request_mode = message.protocol_config.request_body_mode
         self._response_mode = message.protocol_config.response_body_mode
         self._awaited, self.is_complete = "request_headers", head.end_of_stream
-        pseudo: dict[bytes, bytes] = {}
-        for each in head.headers.headers:
-            name = each.key.encode()
-            value = each.raw_value or each.value.encode()
-            if name[:1] == b":":
-                pseudo[name] = value
-            else:
-                self.headers.append((name, value))
-                if name == _MODEL_NAME:
-                    self.model_name = value.decode("latin-1")
+        pairs = _pairs(head)
+        pseudo = {name: value for name, value in pairs if name[:1] == b":"}
+        self.headers = [pair for pair in pairs if pair[0][:1] != b":"]
+        named = [value for name, value in self.headers if name == _MODEL_NAME]
+        self.model_name = named[-1].decode("latin-1") if named else None
         hint = message.metadata_context.filter_metadata
         if _SUBSET_HINT in hint and _SUBSET in (fields := hint[_SUBSET_HINT].fields):
             listed = fields[_SUBSET].list_value.values
@@ -205,14 +200,11 @@ class Process(Call):
             self._pass_trailers("request_trailers")
 
     def _on_response_headers(self, head: Any, message: Any) -> None:
-        self.response_headers = []
-        for each in head.headers.headers:
-            name, value = each.key.encode(), each.raw_value or each.value.encode()
-            if name == b":status":
-                self.response_status = int(value)
-            else:
-                self.response_headers.append((name, value))
-                self.has_length |= name == b"content-length"
+        pairs = _pairs(head)
+        self.response_headers = [pair for pair in pairs if pair[0] != b":status"]
+        found = dict(pairs)
+        self.response_status = int(found.get(b":status", b"0"))
+        self.has_length = b"content-length" in found
         known = message.metadata_context.filter_metadata
         if _BALANCER in known and _SERVED in (fields := known[_BALANCER].fields):
             self.served = fields[_SERVED].string_value
@@ -338,8 +330,7 @@ class Process(Call):
 
     def start_response(self, status: int, lines: bytes, length: bytes) -> None:
         """Begin a response of the gateway's own."""
-        parts = [line.partition(b": ") for line in lines.split(b"\r\n")[:-1]]
-        self._started = status, [(name, value) for name, _, value in parts]
+        self._started = status, read_lines(lines)
 
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         self._chunks.append(body)
@@ -351,6 +342,12 @@ class Process(Call):
 
     def abort_response(self, error: GatewayError, /) -> None:
         self.finish(INTERNAL, str(error))
+
+
+def _pairs(head: Any) -> Headers:
+    return [
+        (each.key.encode(), each.raw_value or each.value.encode()) for each in head.headers.headers
+    ]
 
 
 def _set(mutation: Any, headers: Iterable[tuple[bytes, bytes]]) -> None:

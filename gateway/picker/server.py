@@ -36,7 +36,7 @@ async def serving_picker(app: GatewayApp, settings: GatewaySettings) -> AsyncIte
     tls = _tls(settings)
     is_ready = {**dict.fromkeys(_READY, lambda: app.is_ready), "liveness": lambda: True}
     services = {PROCESS: partial(Process, app, set())}
-    options = server_options(settings)
+    options = server_options(app, settings)
     async with (
         asyncio.TaskGroup() as group,
         serving(services, is_ready, port=settings.picker_port, tls=tls.server, **options),

@@ -4,6 +4,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -77,6 +78,7 @@ def port(redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory) -
         pytest.param(literal(b"X-Pilotlight-Secret", b"c"), id="capitals"),
         pytest.param(literal(b"transfer-encoding", b"chunked"), id="of-http/1"),
         pytest.param(literal(b"connection", b"close"), id="of-connections"),
+        pytest.param(literal(b"te", b"gzip"), id="other-te"),
         pytest.param(literal(b":path", LIVE), id="two-paths"),
         pytest.param(literal(b":other", b"a"), id="unknown-pseudo-header"),
         pytest.param(literal(b"a", b"b") + literal(b":scheme", b"http"), id="late-pseudo-header"),
@@ -107,10 +109,14 @@ FULL = b"\x7f\xff\xff\xff"
         pytest.param(frame(PING, 0, 0, bytes(9)), id="long-ping"),
         pytest.param(frame(PING, 0, 1, bytes(8)), id="ping-of-a-stream"),
         pytest.param(frame(SETTINGS, 0, 0, bytes(5)), id="short-settings"),
-        pytest.param(frame(SETTINGS, 0, 0, b"\0\4\x80\0\0\0"), id="window-in-settings"),
         pytest.param(frame(WINDOW, 0, 0, bytes(4)), id="no-window"),
-        pytest.param(frame(WINDOW, 0, 0, FULL), id="window-of-the-connection"),
-        pytest.param(OPEN + frame(WINDOW, 0, 1, FULL), id="window-of-a-call"),
+        pytest.param(frame(SETTINGS, 1, 0, bytes(6)), id="settings-in-an-answer"),
+        pytest.param(frame(SETTINGS, 0, 0, b"\0\2\0\0\0\2"), id="push-in-settings"),
+        pytest.param(frame(SETTINGS, 0, 0, b"\0\5\0\0\0\1"), id="frame-size-in-settings"),
+        pytest.param(frame(5, 4, 1, bytes(4)), id="push"),
+        pytest.param(frame(2, 0, 0, bytes(5)), id="priority-of-the-connection"),
+        pytest.param(frame(GOAWAY, 0, 1, bytes(8)), id="leave-of-a-stream"),
+        pytest.param(OPEN + frame(CONTINUATION, 4, 1, b""), id="continuation-of-nothing"),
         pytest.param(frame(WINDOW, 0, 7, b"\0\0\0\1"), id="window-of-no-stream"),
         pytest.param(frame(RESET, 0, 7, bytes(4)), id="reset-of-no-stream"),
         pytest.param(frame(HEADERS, 4, 0, BLOCK), id="headers-of-the-connection"),
@@ -137,6 +143,31 @@ def test_a_broken_connection_is_closed(port: int, sent: bytes) -> None:
     calls.send(port, "ServerLive", b"")
 
 
+def test_a_window_that_is_too_large_has_its_own_error(port: int) -> None:
+    client = Frames(port, PREFACE + OPEN + frame(WINDOW, 0, 1, FULL))
+    assert client.read(RESET) == (RESET, 1, b"\0\0\0\3")
+    client.close()
+    for sent in (frame(WINDOW, 0, 0, FULL), frame(SETTINGS, 0, 0, b"\0\4\x80\0\0\0")):
+        client = Frames(port, PREFACE + sent)
+        assert client.read(GOAWAY)[2][4:] == b"\0\0\0\3"
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(b"\x86" + literal(b":path", LIVE), id="no-method"),
+        pytest.param(b"\x83" + literal(b":path", LIVE), id="no-scheme"),
+        pytest.param(b"\x83\x86", id="no-path"),
+        pytest.param(b"\x83\x86" + literal(b":path", b""), id="empty-path"),
+    ],
+)
+def test_a_request_has_method_scheme_and_path(port: int, block: bytes) -> None:
+    client = Frames(port, PREFACE + frame(HEADERS, 5, 1, block))
+    assert client.read(HEADERS, RESET) == (RESET, 1, b"\0\0\0\1")
+    client.close()
+
+
 def test_what_follows_a_calls_end_is_not_taken(port: int) -> None:
     window = frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0")  # so that the answer waits
     client = Frames(port, PREFACE + window + OPEN + frame(DATA, 1, 1, MESSAGE) * 2)
@@ -156,6 +187,30 @@ def test_calls_reset_without_end_close_the_connection(port: int) -> None:
     with pytest.raises((EOFError, ConnectionError)):
         client.read()
     client.close()
+
+
+def test_begun_messages_count_as_held_bodies(redis: servers.RedisServer, tmp_path: Path) -> None:
+    port, begun = servers.free_port(), b"\0\0\1\0\0" + bytes(10_000)
+    limits: dict[str, Any] = {"grpc_port": port, "held_body_bytes": 1_000_000}
+    with servers.gateway(tmp_path, redis_url=redis.url, **limits):
+        client = Frames(port, PREFACE)
+        for at in range(99):
+            client.send(frame(HEADERS, 4, 2 * at + 1, BLOCK) + frame(DATA, 0, 2 * at + 1, begun))
+        client.send(frame(HEADERS, 4, 199, BLOCK) + frame(DATA, 0, 199, begun))
+        kind, number, content = client.read(HEADERS)
+        assert (kind, number) == (HEADERS, 199)
+        assert b"grpc-status\x0214" in content
+        client.send(frame(RESET, 0, 1, bytes(4)) + frame(RESET, 0, 3, bytes(4)))
+        client.send(frame(HEADERS, 4, 201, BLOCK) + frame(DATA, 0, 201, begun))
+        client.send(frame(PING, 0, 0, bytes(8)))
+        assert client.read(HEADERS, PING)[0] == PING
+        client.close()
+        other = Frames(port, PREFACE)  # the end of a connection frees what it held
+        for at in range(90):
+            other.send(frame(HEADERS, 4, 2 * at + 1, BLOCK) + frame(DATA, 0, 2 * at + 1, begun))
+        other.send(frame(HEADERS, 4, 201, BLOCK) + frame(DATA, 1, 201, MESSAGE))
+        assert other.read(HEADERS)[1] == 201
+        other.close()
 
 
 def test_settings_and_windows_cost_the_same_with_many_calls(port: int) -> None:
