@@ -55,7 +55,7 @@ class PlacedLoad:
     params: PlanParams
     """Transfers and other times around the inference, by model."""
     interference: str = "overlap"
-    """`table`: by the profiles' measured pairs."""
+    """Or `none`."""
     policy: str = BATCH_ROUND_ROBIN
 
 
@@ -135,21 +135,12 @@ def _cluster(load: PlacedLoad, profiles: Profiles) -> ClusterPlan:
                     [pod.name for pod, _ in mine],
                 )
             )
-    pairs = tuple(
-        (
-            str(ModelName("default", each.model)),
-            str(ModelName("default", each.neighbour)),
-            each.factor,
-        )
-        for each in profiles.pairs
-    )
     return ClusterPlan(
         (NodePlan(_NODE, pods),),
         tuple(models),
         gateway_hop_s=0.0,
         pod_hop_s=0.0,
         interference=load.interference,
-        pairs=pairs,
     )
 
 
