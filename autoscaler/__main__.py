@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import uuid
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,9 @@ from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
     from autoscaler.pool_actuator import PoolActuator
+
+_MAX_MESSAGE_BYTES = 1 << 20
+"""Of a call of KEDA's: a ScaledObject's metadata."""
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
@@ -70,6 +73,8 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
                 pace=settings.pace,
             )
             group.create_task(autoscaler.run(executor))
+            if settings.scaler_port:
+                await exit_stack.enter_async_context(_external_scaler(settings, watch, tls, group))
 
 
 async def _release_lead(log: AutoscalerLog, holder: str, lease_s: float) -> None:
@@ -101,13 +106,37 @@ async def _pool_actuator(
     )
 
 
+def _external_scaler(
+    settings: AutoscalerSettings, watch: ClusterWatch, tls: PartTls, group: asyncio.TaskGroup
+) -> AbstractAsyncContextManager[None]:
+    from autoscaler.external_scaler import SERVICE, ExternalScaler  # it takes memory
+    from common.grpc.server import serving
+
+    scaler = ExternalScaler(settings.pool, watch, group)
+    group.create_task(scaler.run())
+    if tls.server is not None:
+        tls.server.set_alpn_protocols(["h2"])
+    return serving(
+        scaler.calls(),
+        dict.fromkeys(("", SERVICE), lambda: True),
+        host=_host(settings),
+        port=settings.scaler_port,
+        max_message_bytes=_MAX_MESSAGE_BYTES,
+        drain_s=1.0,
+        tls=tls.server,
+    )
+
+
+def _host(settings: AutoscalerSettings) -> str:
+    return "0.0.0.0" if settings.kubernetes else "127.0.0.1"
+
+
 async def _serve_until_signal(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
     async with AsyncExitStack() as stack:
         if settings.metrics_port:
-            host = "0.0.0.0" if settings.kubernetes else "127.0.0.1"
             show = partial(exposition, metrics.registry)
             probes = serving_probes(
-                host, settings.metrics_port, is_ready=lambda: True, metrics=show
+                _host(settings), settings.metrics_port, is_ready=lambda: True, metrics=show
             )
             stack.enter_context(probes)
         task = asyncio.create_task(serve(settings, metrics))

@@ -18,6 +18,7 @@ from common.backoff import KeyedBackoff
 from common.pod_client import PodClient, PodRefused
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier, name_of_key
+from registry.domain.pool_demand import PoolAdvice
 from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.redis.reports import AutoscalerLog, BeginResult
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 INTENT_TTL_S: Final = 10.0
 """Lifetime of the record of a started action; by then a load has its pod's own claim."""
+ADVISE_INTERVAL_S: Final = 3.0
 MAX_CONCURRENT: Final = 128
 
 ModelAction = Load | Demote
@@ -56,12 +58,16 @@ class Actuator(Protocol):
     def scale_to(self, target: WantedPods) -> None:
         """Called by the leader only, after the registry has recorded the target."""
 
+    def advice(self) -> PoolAdvice | None:
+        """The number of pods that other scalers should set; None: not known yet."""
+
 
 class RegistryActuator:
     """For pods that follow the registry's record; bounds come from the settings."""
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self._size: PoolSize | None = None
+        self._advice: PoolAdvice | None = None
         if settings.min_pods is not None or settings.max_pods is not None:
             self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
 
@@ -72,7 +78,11 @@ class RegistryActuator:
         """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""
 
     def scale_to(self, target: WantedPods) -> None:
-        """Does nothing: the target is in the record."""
+        """The target is in the record already."""
+        self._advice = PoolAdvice(target.pods)
+
+    def advice(self) -> PoolAdvice | None:
+        return self._advice
 
 
 class ActionExecutor:
@@ -98,6 +108,7 @@ class ActionExecutor:
         self._actuator = actuator
         self._pace = pace
         self._rates = RatePublication()
+        self._advised: PoolAdvice | None = None
         self._contradictions: dict[str, str] = {}
         """Those that are reported."""
         self._state = state
@@ -114,6 +125,7 @@ class ActionExecutor:
         """
         await self._report_contradictions(plan, token)
         is_leading = await self._scale(plan, token)
+        await self._advise(token)
         rates = self._rates.next_rates(plan.view, self._now_s(), time_scale=self._pace)
         if rates is not None:
             await self._log.publish_expected_rates(token, rates)
@@ -154,6 +166,19 @@ class ActionExecutor:
         words = {"reason": reason, "words": action.detail, "leaving": leaving}
         logger.info("scale", extra={"pods": action.pods, **words})
         return True
+
+    async def _advise(self, token: int) -> None:
+        """Publish the advice when it changes, and again before it is too old."""
+        advice, known, now_s = self._actuator.advice(), self._advised, self._now_s()
+        if advice is None:
+            return
+        if (
+            known is None
+            or advice != replace(known, at_s=0.0)
+            or not 0 <= now_s - known.at_s < ADVISE_INTERVAL_S
+        ):
+            self._advised = replace(advice, at_s=now_s)
+            await self._log.advise(token, self._advised)
 
     def start(self, actions: Iterable[Action], token: int) -> None:
         """Start those that are possible, not in progress and not paused."""

@@ -1,5 +1,8 @@
 """Keeps a pool's Deployment at the number of pods that the leading autoscaler wants.
 
+Where another scaler owns the Deployment, all is done but the write of its replicas: pods drain,
+their deletion costs say which may go, and then the number is the advice that others may read.
+
 Reads the cluster only while its autoscaler leads: every few seconds and after each new target. To
 scale down it drains the pods that leave, gives them the lowest deletion cost, and lowers the number
 of replicas once they are idle.
@@ -10,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Final
 
 from autoscaler.act import PoolSize
@@ -30,6 +34,7 @@ from controller.resources import PodObject
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
+from registry.domain.pool_demand import PoolAdvice
 from registry.domain.records import WantedPods
 from registry.errors import LeaseLost, RegistryError
 from registry.redis.watch import ClusterWatch
@@ -37,6 +42,8 @@ from registry.redis.watch import ClusterWatch
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S: Final = 3.0
+COSTS_INTERVAL_S: Final = 30.0
+"""Between two writes of deletion costs where another scaler owns the pool."""
 RETRY_S: Final = 0.2
 """Delay after an object changed between read and write."""
 
@@ -70,15 +77,17 @@ class PoolActuator:
         self._lead_confirmed_s: float | None = None
         self._observed: ObservedPool | None = None
         self._target: WantedPods | None = None
+        self._advice: PoolAdvice | None = None
+        self._costs_set_s = -inf
         self._reported_owner: ScaledElsewhere | None = None
         self._last_error = ""
 
     # Called by the autoscaler's loop
 
     def size(self) -> PoolSize | None:
-        """Bounds and size; None while they are unknown, or another scaler scales the pool."""
+        """Bounds and size; None while they are unknown, or the pool has no Deployment to scale."""
         observed = self._observed
-        if observed is None or observed.owner is not None:
+        if observed is None or not observed.has_scale:
             return None
         bounds = observed.service
         return PoolSize(Limits(bounds.min_pods, bounds.max_pods), observed.pods)
@@ -87,13 +96,16 @@ class PoolActuator:
         if is_leading and self._lead_confirmed_s is None:
             self._wake.set()
         if not is_leading:
-            self._observed = self._target = None
+            self._observed = self._target = self._advice = None
             self._set_owner_metric(None)
         self._lead_confirmed_s = time.monotonic() if is_leading else None
 
     def scale_to(self, target: WantedPods) -> None:
         self._target = target
         self._wake.set()
+
+    def advice(self) -> PoolAdvice | None:
+        return self._advice
 
     # The task
 
@@ -130,8 +142,8 @@ class PoolActuator:
         if not self._may_act:
             return
         self._observed = observed
-        if observed.owner is not None:
-            self._target = None
+        if not observed.has_scale:
+            self._target = self._advice = None
         await self._report_owner(observed, observed.owner)
         await self._apply(observed, self._target)
 
@@ -146,16 +158,34 @@ class PoolActuator:
             pods=scale.pods,
             list_pods=lambda: self._scaler.list_pods(observed),
         )
-        is_unchanged = target is None or scale.pods == observed.pods
-        if is_unchanged or leaving is None or not self._may_act:
+        if target is None or not self._may_act:
             return
-        if scale.pods < observed.pods:
-            costs = deletion_costs(self._watch.state.pods, leaving)
-            await self._scaler.set_deletion_costs(observed, costs)
+        if leaving is None:
+            self._advise(observed, max(scale.pods, observed.pods))
+            return
+        await self._set_deletion_costs(observed, scale.pods, leaving)
+        self._advise(observed, scale.pods)
+        if scale.pods == observed.pods or observed.owner is not None:
+            return
         await self._scaler.set_pods(observed, scale.pods)
         note = f"; {scale.note}" if scale.note else ""
         message = f"from {observed.pods} to {scale.pods} pods{note}"
         await self._post_event(observed, "Scaled", message, is_warning=False)
+
+    def _advise(self, observed: ObservedPool, pods: int) -> None:
+        service = observed.service
+        self._advice = PoolAdvice(pods, service.namespace, service.deployment)
+
+    async def _set_deletion_costs(
+        self, observed: ObservedPool, pods: int, leaving: Sequence[str]
+    ) -> None:
+        """Before pods go; another scaler may remove some at any time."""
+        now_s = time.monotonic()
+        is_due = observed.owner is not None and now_s - self._costs_set_s > COSTS_INTERVAL_S
+        if pods < observed.pods or is_due:
+            costs = deletion_costs(self._watch.state.pods, leaving)
+            await self._scaler.set_deletion_costs(observed, costs)
+            self._costs_set_s = now_s
 
     async def _report_owner(self, observed: ObservedPool, owner: ScaledElsewhere | None) -> None:
         """Report in metric, log and event who scales the pool; log and event once per change."""
@@ -167,7 +197,10 @@ class PoolActuator:
         else:
             extra = {"pool": self._pool, "reason": owner.reason}
             logger.warning("the autoscaler does not scale the pool", extra=extra)
-            await self._post_event(observed, "ScalingLeftAlone", owner.reason, is_warning=True)
+            is_warning = owner.owner is not Owner.COMPETING_SCALER
+            await self._post_event(
+                observed, "ScalingLeftAlone", owner.reason, is_warning=is_warning
+            )
         self._reported_owner = owner  # after the event: one that could not be posted is tried again
 
     def _set_owner_metric(self, owner: ScaledElsewhere | None) -> None:
@@ -191,7 +224,7 @@ class PoolActuator:
     def _record_failure(self, error: Exception) -> None:
         """Count a failure; log it unless it is the same as the last one."""
         if isinstance(error, Gone | PoolNotFound):
-            self._observed = None  # no pool to plan for
+            self._observed = self._advice = None  # no pool to plan for
         self._metrics.failures.labels("cluster").inc()
         if not isinstance(error, Changed) and str(error) != self._last_error:
             self._last_error = str(error)

@@ -99,6 +99,11 @@ class AutoscalerSettings:
         "registry's, for replays of compressed traces",
     )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
+    scaler_port: int = option(
+        0,
+        parse_int(0, 65535),
+        "port of KEDA's external scaler, over gRPC, with TLS if there is --tls-dir; 0: off",
+    )
     log_level: str = option("INFO", str, "minimum level of log messages")
 
     @property

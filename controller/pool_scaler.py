@@ -1,12 +1,12 @@
 """Reads and sets the scale of a pool's Deployment: its own, or the one that KServe creates.
 
-Never competes with another scaler: where one exists, the pool is left unchanged and the result
-names that scaler.
+Never competes with another scaler: where one exists, `scale` leaves the pool unchanged and its
+result names that scaler.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kubernetes.aio import client
@@ -14,13 +14,16 @@ from kubernetes.aio import client
 from controller.api import TIMEOUT_S, Gone, PoolNotFound, api_errors
 from controller.pool_size import (
     CompetingScaler,
+    Owner,
     PoolObject,
     ScaledElsewhere,
     ScaleTo,
+    bounds_of,
     deletion_costs,
     find_owner,
     read_deployment_pool,
     read_pool,
+    read_scalers,
     within_bounds,
 )
 from controller.resources import BOUNDS, DELETION_COST, POOL, RESOURCES, Kind, PodObject, read_pod
@@ -39,11 +42,16 @@ class ObservedPool:
     pool: str
     service: PoolObject
     owner: ScaledElsewhere | None
-    """Another scaler of the pool; None: there is none, and `pods` and `version` were read."""
+    """Another scaler of the pool; None: there is none. `service` has its bounds."""
     pods: int = 0
     """Replicas in the Deployment's spec."""
     version: str = ""
     """Resource version of the Deployment."""
+
+    @property
+    def has_scale(self) -> bool:
+        """False in Knative's mode, where each Revision has a Deployment."""
+        return self.owner is None or self.owner.owner is not Owner.MODE
 
 
 class PoolScaler:
@@ -79,14 +87,16 @@ class PoolScaler:
     async def observe(self, pool: str) -> ObservedPool:
         """Read a pool's object and scale. Raises PoolNotFound, KubernetesError."""
         service = await self._find(pool)
-        if owner := find_owner(service, await self._competing_scalers(service.namespace)):
-            return ObservedPool(pool, service, owner)
+        scalers = await self._competing_scalers(service.namespace)
+        observed = ObservedPool(pool, bounds_of(service, scalers), find_owner(service, scalers))
+        if not observed.has_scale:
+            return observed
         with api_errors("read the scale of", service):
             scale = await self._apps.read_namespaced_deployment_scale(
                 service.deployment, service.namespace, _request_timeout=TIMEOUT_S
             )
         version = scale.metadata.resource_version
-        return ObservedPool(pool, service, None, int(scale.spec.replicas or 0), version)
+        return replace(observed, pods=int(scale.spec.replicas or 0), version=version)
 
     async def set_pods(self, observed: ObservedPool, pods: int) -> None:
         """Set the Deployment's scale. Raises Changed if it changed after it was observed."""
@@ -171,27 +181,15 @@ class PoolScaler:
 
     async def _competing_scalers(self, namespace: str) -> list[CompetingScaler]:
         with api_errors("list", "HorizontalPodAutoscalers"):
-            autoscalers = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
+            listed = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
                 namespace, _request_timeout=TIMEOUT_S
             )
-        scalers = [
-            CompetingScaler(
-                "HorizontalPodAutoscaler", each.metadata.name, each.spec.scale_target_ref.name
-            )
-            for each in autoscalers.items
-            if each.spec.scale_target_ref.kind == "Deployment"
-        ]
+        autoscalers = [self._to_dict(each) for each in listed.items]
         try:
             with api_errors("list", "ScaledObjects"):
                 scaled: Any = await self._objects.list_namespaced_custom_object(
                     *_SCALED_OBJECTS[:2], namespace, _SCALED_OBJECTS[2], _request_timeout=TIMEOUT_S
                 )
         except Gone:
-            return scalers  # KEDA is not installed
-        return scalers + [
-            CompetingScaler(
-                "ScaledObject", each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"]
-            )
-            for each in scaled["items"]
-            if each["spec"]["scaleTargetRef"].get("kind", "Deployment") == "Deployment"
-        ]
+            scaled = {"items": ()}  # KEDA is not installed
+        return read_scalers(autoscalers, scaled["items"])

@@ -50,6 +50,12 @@ class CompetingScaler:
     name: str
     target: str
     """Name of the scaled Deployment."""
+    min_pods: int = 0
+    max_pods: int | None = None
+    maker: str = ""
+    """The ScaledObject that an autoscaler was made for."""
+    asks_pilotlight: bool = False
+    """Whether it reads figures of Pilotlight's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,65 @@ def read_deployment_pool(document: Mapping[str, Any]) -> PoolObject:
     )
 
 
+def read_scalers(
+    autoscalers: Iterable[Mapping[str, Any]], scaled_objects: Iterable[Mapping[str, Any]]
+) -> list[CompetingScaler]:
+    """Those of Deployments, of the two kinds; ScaledObjects first."""
+    found = [_read_scaler(each, "ScaledObject", "ReplicaCount", 0, 100) for each in scaled_objects]
+    found += [
+        _read_scaler(each, "HorizontalPodAutoscaler", "Replicas", 1, None) for each in autoscalers
+    ]
+    return [each for each in found if each is not None]
+
+
+def _read_scaler(
+    document: Mapping[str, Any], kind: str, suffix: str, least: int, most: int | None
+) -> CompetingScaler | None:
+    """`least` and `most`: the kind's defaults. None: it scales no Deployment."""
+    metadata, spec = document["metadata"], document["spec"]
+    if spec["scaleTargetRef"].get("kind", "Deployment") != "Deployment":
+        return None
+    makers = [
+        each["name"]
+        for each in metadata.get("ownerReferences") or ()
+        if each["kind"] == "ScaledObject"
+    ]
+    return CompetingScaler(
+        kind,
+        metadata["name"],
+        spec["scaleTargetRef"]["name"],
+        int(spec.get(f"min{suffix}", least)),
+        spec.get(f"max{suffix}", most),
+        next(iter(makers), ""),
+        any(map(_is_ours, (*spec.get("triggers", ()), *(spec.get("metrics") or ())))),
+    )
+
+
+def _is_ours(source: Mapping[str, Any]) -> bool:
+    """Of a ScaledObject's trigger or an autoscaler's metric: its figures are Pilotlight's."""
+    if "external" in source:
+        return str(source["external"]["metric"]["name"]).startswith("pilotlight-")
+    metadata = source.get("metadata") or {}
+    is_external = source.get("type") in ("external", "external-push")
+    return is_external and "pilotlight" in metadata.get("scalerAddress", "")
+
+
+def bounds_of(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> PoolObject:
+    """The pool with the bounds of the scaler that owns it, if there is one."""
+    owner = next((each for each in scalers if each.target == pool.deployment), None)
+    return replace(pool, min_pods=owner.min_pods, max_pods=owner.max_pods) if owner else pool
+
+
+def rivals(pool: PoolObject, scalers: Iterable[CompetingScaler]) -> list[CompetingScaler]:
+    """Of the pool's Deployments; a ScaledObject's own autoscaler is none beside it."""
+    is_knative = pool.mode not in _STANDARD_NAMES  # which names a Deployment after each Revision
+
+    def is_its(name: str) -> bool:
+        return name == pool.deployment or (is_knative and name.startswith(f"{pool.deployment}-"))
+
+    return [each for each in scalers if not each.maker and is_its(each.target)]
+
+
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
     """What else scales the pool; None: nothing."""
     where = f"{pool.reference[1]} {pool.namespace}/{pool.name}"
@@ -126,13 +191,13 @@ def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledEl
             f"{where} has autoscaler class {pool.autoscaler_class!r}; a pool that Pilotlight "
             f"scales needs {AUTOSCALER_CLASS}: {EXTERNAL}",
         )
-    others = [each for each in scalers if each.target == pool.deployment]
+    others = rivals(pool, scalers)
     if others:
         listed = ", ".join(f"{each.kind} {each.name}" for each in others)
         return ScaledElsewhere(
             Owner.COMPETING_SCALER,
-            f"{listed} in namespace {pool.namespace} also scales Deployment {pool.deployment}; "
-            "delete it, or stop Pilotlight's autoscaler",
+            f"{listed} in namespace {pool.namespace} scales Deployment {pool.deployment}; "
+            "Pilotlight's autoscaler only advises it: docs/scaling.md",
         )
     return None
 

@@ -148,11 +148,17 @@ def create_pool(
     watch.state.prefixes.on_sent = metrics.count_prompt
     reservations = Reservations(registry, watch.state, gateway_id, ttl_s=TTL_S)
     explanations = Explanations(gateway=telemetry.gateway.decode())
+    queued = asyncio.Event()
     placer = Placer(
-        watch.state, reservations, LoopTimers(), watch.registry_now_s, explanations.record
+        watch.state,
+        reservations,
+        LoopTimers(),
+        watch.registry_now_s,
+        explanations.record,
+        on_first=queued.set,
     )
     arrival_counter = ArrivalCounter(
-        registry, gateway_id, placer.queue_stats, lambda: placer.queued_total
+        registry, gateway_id, placer.queue_stats, lambda: placer.queued_total, queued
     )
     events = EventLog(
         lambda outcome: metrics.events.labels(outcome).inc(),

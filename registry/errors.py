@@ -43,6 +43,14 @@ class ClaimLost(RegistryError):
     """The claim of a load has expired or was replaced by a newer one."""
 
 
+class UnknownTarget(RegistryError):
+    """Nothing is known of what another scaler asks for; the message says what it may ask for."""
+
+
+class NoFigures(RegistryError):
+    """There are no figures for other scalers now: they leave the number of pods as it is."""
+
+
 class PluginError(RegistryError):
     """A policy's plug-in is not installed here, cannot be imported, or is not what it must be."""
 

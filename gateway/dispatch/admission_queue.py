@@ -4,7 +4,7 @@ Pure bookkeeping around the fair queue, with the clock passed in; the placer rou
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, Generic
@@ -39,8 +39,18 @@ _NO_LOAD: Final = ("", -inf)
 class AdmissionQueue(Generic[P]):
     """Requests without a pod, by model. `state` must not change during a call."""
 
-    def __init__(self, state: ClusterState, *, by_deadline: bool = True) -> None:
-        """Without `by_deadline` a queue is in order of arrival, also of late requests."""
+    def __init__(
+        self,
+        state: ClusterState,
+        *,
+        by_deadline: bool = True,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Without `by_deadline` a queue is in order of arrival, also of late requests.
+
+        `on_first` is called when a request is queued while no others are.
+        """
+        self._on_first = on_first
         self._by_deadline = by_deadline
         self._state = state
         self._fair_queue = FairQueue()
@@ -115,6 +125,8 @@ class AdmissionQueue(Generic[P]):
         placement.refusals = 0
         placement.enqueued_s = now_s
         placement.wait_reason = Reason.QUEUE_NO_SLOT
+        if not self.waiting:
+            self._on_first()
         self.waiting[key] = placement
         self._progress_s.setdefault(request.model, now_s)
         self._enter(placement, key)

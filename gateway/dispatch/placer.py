@@ -52,13 +52,16 @@ class Placer(Generic[P]):
         *,
         by_deadline: bool = True,
         may_load: bool = True,
+        on_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """`by_deadline`: see `AdmissionQueue`; `may_load`: see `route_request`."""
+        """`by_deadline`, `on_first`: see `AdmissionQueue`; `may_load`: see `route_request`."""
         self._state = state
         self._driver = driver
         self._timers = timers
         self._now_s = now_s
-        self._queue: AdmissionQueue[P] = AdmissionQueue(state, by_deadline=by_deadline)
+        self._queue: AdmissionQueue[P] = AdmissionQueue(
+            state, by_deadline=by_deadline, on_first=on_first
+        )
         self.admission = Admission(state, self._queue, on_routed, may_load=may_load)
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""

@@ -1,13 +1,14 @@
 """Reports arrivals and queued requests by model to the registry, in a background task.
 
-The first queued request is reported at the next poll, since the autoscaler starts pods and copies
-for queued requests.
+The first queued request is reported at once, since the autoscaler starts pods and copies for queued
+requests, and tells other scalers.
 """
 
 import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from registry.domain.demand import QueueStats
@@ -18,7 +19,7 @@ from registry.redis.reports import ArrivalLog
 
 REPORT_INTERVAL_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.2
-"""Interval of checks for newly queued requests."""
+"""Of checks whether a report is due."""
 MAX_UNREPORTED_SECONDS: Final = 300
 """After a registry outage, counts of its last seconds are reported; earlier ones are dropped."""
 
@@ -34,8 +35,10 @@ class ArrivalCounter:
         gateway: str,
         queue_stats: Callable[[], Mapping[ModelName, QueueStats]],
         queued_total: Callable[[], int],
+        queued: asyncio.Event,
     ) -> None:
-        """`queued_total` is called at every poll, `queue_stats` only for a report."""
+        """`queued` is set when a request is queued while no others are."""
+        self._queued = queued
         self._log = ArrivalLog(registry)
         self._gateway = gateway
         self._queue_stats = queue_stats
@@ -61,7 +64,13 @@ class ArrivalCounter:
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
-            await asyncio.sleep(POLL_INTERVAL_S)
+            if self._reported_queued:
+                await asyncio.sleep(POLL_INTERVAL_S)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_INTERVAL_S):
+                        await self._queued.wait()
+            self._queued.clear()
             if self._is_due():
                 await self._send_report()
 

@@ -73,6 +73,8 @@ class ClusterState:
         """Which models share which accelerators; None: nothing is placed."""
         self.rules: TenantRules | None = None
         """For the pool's tenants; None: there are none in the registry."""
+        self.has_queue = False
+        """Whether requests are queued at any gateway, as published; pods do not know."""
         self.queued_steps: dict[str, QueuedSteps] = {}
         """By pod that has steps of workflows; those of all schedulers."""
         self.policy_memory: dict[str, dict[str, Any]] = {}
@@ -404,6 +406,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "placement": ("placement", partial(decode, PlacementRecord)),
     "expected": ("expected_rates", decode_expected),
     "tenants": ("rules", decode_rules),
+    "waiting": ("has_queue", bool),
 }
 """What a pool has once: the field of the state, and what reads it."""
 

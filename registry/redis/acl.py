@@ -49,6 +49,7 @@ _KEYS: Final = {
     "r - w d -": ("acted",),
     "w - r r -": ("arrivals:*", "told:*"),
     "w - d d -": ("waiting",),
+    "- - w r -": ("advice",),
     "- w - w -": ("snapshot", "sharing"),
     "r w r r -": ("idle:*", "idle_memory"),
     "- w - - -": ("places",),

@@ -9,7 +9,9 @@ Schedulers of workflows announce arrivals, which autoscalers read at each tick: 
 replaces its own, and those of one that is gone end with their time.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,10 +27,12 @@ from registry.domain.demand import (
     CountWindow,
     ExpectedRates,
     QueueStats,
+    decode_expected,
     encode_expected,
 )
 from registry.domain.model import ModelName
 from registry.domain.pod import CopyReport, GpuReading
+from registry.domain.pool_demand import PoolAdvice, PoolDemand
 from registry.domain.records import (
     POOL,
     ActionOutcome,
@@ -45,7 +49,10 @@ from registry.domain.records import (
     encode_action,
     encode_wanted,
 )
+from registry.errors import NoFigures, RegistryUnavailable
 from registry.redis.client import Registry
+
+logger = logging.getLogger(__name__)
 
 
 class ArrivalLog:
@@ -92,17 +99,63 @@ class ArrivalLog:
 
     async def queue_stats(self) -> dict[ModelName, QueueStats]:
         """Queued requests per model, over all gateways."""
-        merged: dict[ModelName, QueueStats] = {}
-        for reported in await self._submit("waiting") or ():
-            for text, (requests, starved, oldest_ms) in reported.items():
-                model = ModelName.parse(text)
-                known = merged.get(model, QueueStats(0, 0, float("inf")))
-                merged[model] = QueueStats(
-                    known.requests + int(requests),
-                    known.starved + int(starved),
-                    min(known.oldest_s, float(oldest_ms) / 1000),
-                )
-        return merged
+        return _merged(await self._submit("waiting") or ())
+
+
+def _merged(reports: Iterable[Mapping[str, Sequence[Any]]]) -> dict[ModelName, QueueStats]:
+    merged: dict[ModelName, QueueStats] = {}
+    for reported in reports:
+        for text, (requests, starved, oldest_ms) in reported.items():
+            model = ModelName.parse(text)
+            known = merged.get(model, QueueStats(0, 0, float("inf")))
+            merged[model] = QueueStats(
+                known.requests + int(requests),
+                known.starved + int(starved),
+                min(known.oldest_s, float(oldest_ms) / 1000),
+            )
+    return merged
+
+
+KEPT_DEMAND_S: Final = 60.0
+"""How long the last figures for other scalers hold where Redis does not answer."""
+
+
+class PoolDemandReader:
+    """Reads one pool's demand for other scalers; keeps the last one for an outage of Redis."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._submit = registry.transactions.submit
+        self._last: PoolDemand | None = None
+        self._read_at_s = 0.0
+        self._is_away = False
+
+    async def read(self) -> PoolDemand:
+        """Raises NoFigures."""
+        try:
+            advice, waiting, expected, now_ms = await self._submit("demand")
+        except RegistryUnavailable as error:
+            return self._kept(error)
+        self._last = PoolDemand(
+            decode(PoolAdvice, advice) if advice else None,
+            _merged(waiting or ()),
+            decode_expected(expected) if expected else ExpectedRates(),
+            int(now_ms) / 1000,
+        )
+        self._read_at_s, self._is_away = time.monotonic(), False
+        return self._last
+
+    def _kept(self, error: RegistryUnavailable) -> PoolDemand:
+        age_s = time.monotonic() - self._read_at_s
+        if self._last is None or age_s > KEPT_DEMAND_S:
+            raise NoFigures(
+                f"the registry does not answer, and its last figures are older than"
+                f" {KEPT_DEMAND_S:g} s: {error}"
+            ) from error
+        if not self._is_away:
+            extra = {"error": str(error), "kept_s": KEPT_DEMAND_S}
+            logger.warning("other scalers get the last figures", extra=extra)
+        self._is_away = True
+        return self._last
 
 
 MAX_HINTS: Final = 1_000
@@ -251,6 +304,10 @@ class AutoscalerLog:
     async def publish_expected_rates(self, token: int, rates: ExpectedRates) -> bool:
         """Publish expected arrivals to gateways; False: the caller does not lead."""
         return str(await self._submit("expect", token, encode_expected(rates))) != "fenced"
+
+    async def advise(self, token: int, advice: PoolAdvice) -> bool:
+        """Publish how many pods other scalers should set; False: the caller does not lead."""
+        return str(await self._submit("advise", token, encode(advice))) != "fenced"
 
     async def ongoing(self) -> OngoingActions:
         return _ongoing(*await self._submit("under_way"))

@@ -7,6 +7,7 @@ from autoscaler.act import PoolSize
 from autoscaler.loading_policies import LOADING_POLICIES
 from autoscaler.policy import Limits
 from registry.domain.demand import QueueStats
+from registry.domain.pool_demand import PoolAdvice
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.redis.reports import ArrivalLog, AutoscalerLog
@@ -40,6 +41,9 @@ class RecordingActuator:
             self.failures -= 1
             raise ZeroDivisionError("a mistake of the actuator")
         self.wanted.append(target.pods)
+
+    def advice(self) -> PoolAdvice | None:
+        return PoolAdvice(self.wanted[-1]) if self.wanted else None
 
 
 async def test_a_number_that_the_actuator_did_not_take_is_planned_again(stage: Stage) -> None:

@@ -8,11 +8,14 @@ from controller.pool_size import (
     PoolObject,
     ScaledElsewhere,
     ScaleTo,
+    bounds_of,
     deletion_costs,
     find_owner,
     pods_to_drain,
     read_deployment_pool,
     read_pool,
+    read_scalers,
+    rivals,
     within_bounds,
 )
 from registry.domain.pod import PodInfo
@@ -122,3 +125,27 @@ def test_drains_surplus_leaving_pods_only(
     leaving: list[str], standing: list[str], pods: int, drained: list[str]
 ) -> None:
     assert pods_to_drain(leaving, standing, pods=pods) == drained
+
+
+def _scaler(name: str, **spec: object) -> dict[str, Any]:
+    target = {"name": "pool-predictor"}
+    return {"metadata": {"name": name}, "spec": {"scaleTargetRef": target, **spec}}
+
+
+def test_the_bounds_are_those_of_the_scaler_that_owns_the_pool() -> None:
+    scaled = _scaler("so", maxReplicaCount=5)
+    made = _scaler("keda-hpa-so", minReplicas=1, maxReplicas=5)
+    made["metadata"]["ownerReferences"] = [{"kind": "ScaledObject", "name": "so"}]
+    found = read_scalers([made], [scaled])
+    assert [each.name for each in rivals(POOL, found)] == ["so"]
+    bounds = bounds_of(replace(POOL, min_pods=1, max_pods=8), found)
+    assert (bounds.min_pods, bounds.max_pods) == (0, 5)
+    alone = bounds_of(POOL, read_scalers([_scaler("hpa", maxReplicas=4)], []))
+    assert (alone.min_pods, alone.max_pods) == (1, 4)
+    assert bounds_of(POOL, []) == POOL
+
+
+def test_scalers_of_other_kinds_are_none() -> None:
+    other = _scaler("job")
+    other["spec"]["scaleTargetRef"]["kind"] = "StatefulSet"
+    assert read_scalers([other], [other]) == []

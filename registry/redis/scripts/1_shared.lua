@@ -8,7 +8,7 @@ local changes = {}
 local changed_counts = {}
 local changed_steps = {}
 local op = {}
-local expected  -- arrivals, to be published
+local unshared = {}  -- changes that pods do not get
 
 -- Most batches have reservations alone, and all functions take longer to define than these to run:
 -- those of files 3 to 5 are defined by `define_others`, when one is needed.

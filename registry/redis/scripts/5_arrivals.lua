@@ -17,12 +17,16 @@ end
 
 -- counts: {model, number, seconds ago} each. A report whose reply was lost is sent again with the
 -- same sequence number, and counts once.
+-- The first queued request of a pool, and the end of the last queue, are published.
 function op.arrivals(gateway, sequence, counts, queued)
+  local waited = redis.call('EXISTS', key('waiting'))
   if next(queued) then
     redis.call('HSET', key('waiting'), gateway, cjson.encode({now, queued}))
   else
     redis.call('HDEL', key('waiting'), gateway)
   end
+  local waits = redis.call('EXISTS', key('waiting'))
+  if waits ~= waited then unshared[#unshared + 1] = {'waiting', waits} end
   local last = key('told:' .. gateway)
   if tonumber(redis.call('GET', last) or 0) >= sequence then return 0 end
   redis.call('SET', last, sequence, 'EX', 3600)

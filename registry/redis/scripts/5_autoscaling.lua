@@ -129,8 +129,21 @@ end
 function op.expect(token, rates)
   if not is_leader(token) then return 'fenced' end
   redis.call('SET', key('expected'), rates, 'PX', EXPECTED_TTL_MS)
-  expected = rates
+  unshared[#unshared + 1] = {'expected', rates}
   return 'ok'
+end
+
+-- The number of pods that other scalers are advised to set, again every few seconds.
+function op.advise(token, advice)
+  if not is_leader(token) then return 'fenced' end
+  redis.call('SET', key('advice'), advice)
+  return 'ok'
+end
+
+-- What other scalers ask for: the advice, queued requests, expected arrivals, and when this was so.
+function op.demand()
+  return {or_false(redis.call('GET', key('advice'))), op.waiting(),
+    or_false(redis.call('GET', key('expected'))), now}
 end
 
 -- What every tick needs: actions in progress, and the pods wanted.

@@ -1,7 +1,7 @@
 -- The run of a batch. ARGV[1] is its origin; then come calls: `op`, 1 and an operation as JSON or,
 -- since they are many, of reservations: a name, their number and their ids, after `at` and terms.
 -- Changes are published once per batch, under one new version: all of them to gateways; to pods
--- without the counts and steps, which change with every request, and without expected arrivals.
+-- without the counts and steps, which change with every request, and without `unshared`.
 
 local terms
 local answers, index = {}, 2
@@ -60,7 +60,7 @@ if #changes > 0 then
 else
   news_version = current_version('news_version')
 end
-if expected then change('expected', expected) end
+for _, each in ipairs(unshared) do changes[#changes + 1] = each end
 for pod in pairs(changed_counts) do
   if redis.call('EXISTS', key('pod:' .. pod)) == 1 then change('counts', pod, counts(pod)) end
 end

@@ -95,6 +95,7 @@ def test_the_compiled_protocols_are_those_of_their_texts(tmp_path: Path) -> None
     for kept in (
         REPOSITORY / "common/inference_protocol/open_inference.binpb",
         REPOSITORY / "gateway/picker/external_processor.binpb",
+        REPOSITORY / "autoscaler/external_scaler.binpb",
     ):
         assert (tmp_path / kept.name).read_bytes() == kept.read_bytes()
 

@@ -176,8 +176,17 @@ def _of_autoscaler(name: str, token: int) -> Iterator[tuple[Any, ...]]:
     yield "scale", token, "{}", name, "{}"
     yield "place", token, '{"pods":[]}', name, "{}"
     yield "expect", token, "{}"
+    yield "advise", token, "{}"
     yield "arrivals_in", "second", 1, 2
-    yield from (("under_way",), ("plans",), ("waiting",), ("hints",), ("copies",), ("gpus",))
+    yield from (
+        ("demand",),
+        ("under_way",),
+        ("plans",),
+        ("waiting",),
+        ("hints",),
+        ("copies",),
+        ("gpus",),
+    )
     yield "resign", token
 
 
@@ -190,7 +199,15 @@ def _of_controller(name: str, key: str) -> Iterator[tuple[Any, ...]]:
     yield "declared_at", [[name, 1]]
     yield "put_workflow", "n/w", '{"kind":"file"}'
     yield "delete_workflow", "n/w"
-    yield from (("taken", [name]), ("loading",), ("planner",), ("plans",), ("gpus",), ("copies",))
+    yield from (
+        ("demand",),
+        ("taken", [name]),
+        ("loading",),
+        ("planner",),
+        ("plans",),
+        ("gpus",),
+        ("copies",),
+    )
     yield from (("declared",), ("workflows",), ("latest_runs",), ("idle_memory",), ("waiting",))
     yield from (("arrivals_in", "second", 1, 2), ("share_snapshot", 0), ("delete", name))
 

@@ -9,7 +9,8 @@ from registry.domain.demand import ArrivalHint, CountWindow, QueueStats
 from registry.domain.model import ModelName
 from registry.redis.client import Registry
 from registry.redis.reports import MAX_HINTS, ArrivalHints, ArrivalLog
-from tests.registry.redis.clients import SPEC
+from registry.redis.watch import ClusterWatch
+from tests.registry.redis.clients import SPEC, running, until
 from tests.registry.redis.conftest import Connect
 
 NAME = SPEC.name
@@ -126,3 +127,23 @@ async def test_an_announcement_of_another_version_is_left_out(
     await registry.transactions.submit("put_hints", "odd", text, 60_000)
     await hints.put("here", [HINT], ttl_s=60)
     assert await hints.read() == [HINT]
+
+
+async def test_the_first_queued_request_of_all_gateways_is_published(
+    registry: Registry, connect: Connect
+) -> None:
+    arrivals, waits = ArrivalLog(registry), {NAME: QueueStats(1, 0, 0.0)}
+    async with (
+        running(ClusterWatch(await connect())) as watch,
+        running(ClusterWatch(await connect(), counts=False)) as pods,
+    ):
+        await arrivals.report("one", 1, [], waits)
+        await until(lambda: watch.state.has_queue, what="there is a queue")
+        version = watch.state.version
+        await arrivals.report("two", 1, [], waits)
+        await arrivals.report("one", 2, [], {})
+        assert watch.state.has_queue
+        await arrivals.report("two", 2, [], {})
+        await until(lambda: not watch.state.has_queue, what="there is none")
+        assert watch.state.version == version + 1  # in between nothing was published
+        assert not pods.state.has_queue
