@@ -79,7 +79,11 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
                 controller.on_registry_change()
 
             controller = Controller(objects, reconcilers, models.changed_in_registries)
-            webhooks = WebhookServer(client, settings, objects) if settings.webhook_port else None
+            webhooks = (
+                WebhookServer(client, settings, objects, registries)
+                if settings.webhook_port
+                else None
+            )
 
             async def act() -> None:
                 await informer.listed.wait()

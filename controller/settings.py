@@ -51,6 +51,11 @@ class ControllerSettings:
     )
     port: int = option(8080, parse_int(0, 65535), "port of /healthz, /readyz and /metrics")
     webhook_port: int = option(9443, parse_int(0, 65535), "port of the admission webhooks; 0: none")
+    external_metrics_port: int = option(
+        0,
+        parse_int(0, 65535),
+        "port of the external metrics API, with the webhooks' certificate; 0: none",
+    )
     certificates: str = option(
         "",
         str,

@@ -1,4 +1,4 @@
-"""HTTPS server of the admission webhooks, its certificate and their `caBundle`.
+"""HTTPS servers of the admission webhooks and the external metrics API, and their `caBundle`.
 
 Every replica serves, leader or not. With cert-manager the certificate is in a mounted folder, and
 cert-manager injects the `caBundle`.
@@ -31,7 +31,9 @@ from common.certificates import Certificates, load_certificates, make_certificat
 from common.http_server import HttpServer
 from controller.admission import review_response, set_defaults, validate
 from controller.api import FAILURES, TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
+from controller.external_metrics import API_SERVICE, ExternalMetrics, aggregation_server
 from controller.objects import ClusterObjects
+from controller.pools import PoolRegistries
 from controller.settings import ControllerSettings
 from registry.domain.tenant_rules import TenantRules
 
@@ -53,6 +55,8 @@ class WebhookSetup:
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
         self._store = StoredObject(client.CoreV1Api(api), "secret", SECRET, settings.namespace)
         self._admission = client.AdmissionregistrationV1Api(api)
+        self._services = client.ApiregistrationV1Api(api)
+        self._has_metrics = bool(settings.external_metrics_port)
         service = f"{SERVICE}.{settings.namespace}"
         self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
 
@@ -95,6 +99,8 @@ class WebhookSetup:
     async def _set_ca_bundle(self, authority: bytes) -> None:
         value = base64.b64encode(authority).decode()
         patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}]
+        if self._has_metrics:
+            await self._set_api_bundle(value)
         for kind, name in (("validating", VALIDATING), ("mutating", MUTATING)):
             read = getattr(self._admission, f"read_{kind}_webhook_configuration")
             write = getattr(self._admission, f"patch_{kind}_webhook_configuration")
@@ -102,6 +108,15 @@ class WebhookSetup:
                 found = await read(name, _request_timeout=TIMEOUT_S)
                 if found.webhooks[0].client_config.ca_bundle != value:
                     await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
+
+    async def _set_api_bundle(self, value: str) -> None:
+        patch = [{"op": "add", "path": "/spec/caBundle", "value": value}]
+        with api_errors("set the caBundle of", API_SERVICE):
+            found = await self._services.read_api_service(API_SERVICE, _request_timeout=TIMEOUT_S)
+            if found.spec.ca_bundle != value:
+                await self._services.patch_api_service(
+                    API_SERVICE, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
+                )
 
 
 def read_folder(folder: str) -> Certificates:
@@ -149,8 +164,14 @@ class WebhookServer:
     """Waits for a certificate, then serves, and reloads the certificate after each renewal."""
 
     def __init__(
-        self, client: ApiClient, settings: ControllerSettings, objects: ClusterObjects
+        self,
+        client: ApiClient,
+        settings: ControllerSettings,
+        objects: ClusterObjects,
+        registries: PoolRegistries,
     ) -> None:
+        self._client = client
+        self._registries = registries
         self._settings = settings
         self._objects = objects
         self._read_certificates = _certificate_source(client, settings)
@@ -176,7 +197,28 @@ class WebhookServer:
         self._server = HttpServer(application, port=self._settings.webhook_port, tls=context)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve())
-            tasks.create_task(self._reload(context, certificates))
+            contexts = [context]
+            tasks.create_task(self._reload(contexts, certificates))
+            if self._settings.external_metrics_port:
+                await self._serve_metrics(contexts, certificates)
+
+    async def _serve_metrics(
+        self, contexts: list[ssl.SSLContext], certificates: Certificates
+    ) -> None:
+        metrics = ExternalMetrics(self._objects, self._registries)
+        port = self._settings.external_metrics_port
+        while True:
+            try:
+                server, context = await aggregation_server(
+                    self._client, certificates, metrics, port
+                )
+                break
+            except KubernetesError as error:
+                FAILURES.labels(cause=type(error).__name__).inc()
+                logger.warning("no external metrics yet; retrying", exc_info=error)
+                await asyncio.sleep(RETRY_INTERVAL_S)
+        contexts.append(context)
+        await server.serve()
 
     async def _first_certificates(self) -> Certificates:
         while True:
@@ -187,14 +229,15 @@ class WebhookServer:
                 logger.warning("no certificate for the webhooks yet; retrying", exc_info=error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _reload(self, context: ssl.SSLContext, current: Certificates) -> None:
-        """Load renewed certificates into the context; after an error the current one stays."""
+    async def _reload(self, contexts: list[ssl.SSLContext], current: Certificates) -> None:
+        """Load renewed certificates into the contexts; after an error the current one stays."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 found = await self._read_certificates()
                 if found != current:
-                    load_certificates(context, found)
+                    for context in contexts:
+                        load_certificates(context, found)
                     current = found
                     logger.info("webhook certificate reloaded")
             except (KubernetesError, OSError) as error:  # ssl.SSLError is an OSError

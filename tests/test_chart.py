@@ -176,6 +176,10 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
             {"inferencePools": {"enabled": True}},
             id="InferencePools",
         ),
+        pytest.param(["keda"], {"autoscaler": {"externalScaler": True}}, id="keda"),
+        pytest.param(
+            ["external-metrics"], {"controller": {"externalMetrics": True}}, id="external metrics"
+        ),
         pytest.param(["open"], {"auth": {"mode": "open"}}, id="open"),
         pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
         pytest.param(["one-model"], {"oneModel": {"enabled": True}}, id="one-model"),

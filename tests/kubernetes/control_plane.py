@@ -29,6 +29,8 @@ from tests.servers import wait_until
 
 ETCD_URL = "http://127.0.0.1:2379"
 ETCD_PEER_URL = "http://127.0.0.1:2380"
+SCALE_TO_ZERO = "--feature-gates=HPAScaleToZero=true"
+"""On by default from Kubernetes 1.37 on."""
 API_NAMES = (
     "kubernetes",
     "kubernetes.default",
@@ -103,7 +105,12 @@ def _start(plane: ControlPlane) -> None:
     write_key(keys)
     plane.run("etcd", etcd_command(plane.folder / "etcd"))
     plane.run(
-        "kube-apiserver", [*api_server_command(plane.authority, keys), *audit_flags(plane.folder)]
+        "kube-apiserver",
+        [
+            *api_server_command(plane.authority, keys),
+            *audit_flags(plane.folder),
+            *aggregation_flags(plane.folder / "front-proxy"),
+        ],
     )
     plane.wait("API server ready", f"{API_URL}/readyz")
     plane.run("kube-controller-manager", controller_manager_command(plane.authority, keys))
@@ -145,6 +152,23 @@ def api_server_command(authority: Authority, keys: Path) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        SCALE_TO_ZERO,
+    ]
+
+
+def aggregation_flags(folder: Path) -> list[str]:
+    """The aggregation layer, with an authority of its own, straight to the pods of a Service."""
+    authority = Authority(folder)
+    proxy = authority.user("front-proxy-client")
+    return [
+        "--enable-aggregator-routing=true",
+        f"--requestheader-client-ca-file={authority.certificate}",
+        "--requestheader-allowed-names=front-proxy-client",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-username-headers=X-Remote-User",
+        f"--proxy-client-cert-file={proxy.certificate}",
+        f"--proxy-client-key-file={proxy.key}",
     ]
 
 
@@ -157,6 +181,8 @@ def controller_manager_command(authority: Authority, keys: Path) -> list[str]:
         "--bind-address=127.0.0.1",
         "--leader-elect=false",
         "--use-service-account-credentials=true",
+        "--horizontal-pod-autoscaler-sync-period=2s",
+        SCALE_TO_ZERO,
         f"--service-account-private-key-file={keys}",
         f"--root-ca-file={authority.certificate}",
     ]

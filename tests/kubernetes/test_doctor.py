@@ -224,8 +224,8 @@ DISK = {"name": "cache", "emptyDir": {"sizeLimit": "50Gi"}}
         pytest.param(
             FOREIGN_SCALER,
             "pool default",
-            "HorizontalPodAutoscaler theirs in namespace pilotlight also scales",
-            "delete it",
+            "it asks for none of Pilotlight's figures",
+            "docs/scaling.md",
             id="foreign-autoscaler",
         ),
         pytest.param(
@@ -255,6 +255,16 @@ def test_a_planted_object_is_named_with_the_way_out(
         found = patient.find(subject)
     assert detail in found["detail"]
     assert remedy in found["remedy"]
+
+
+def test_two_scalers_of_a_pool_are_a_fight(patient: Patient) -> None:
+    other = {**FOREIGN_SCALER, "metadata": {"name": "others", "namespace": NAMESPACE}}
+    with patient.planted(FOREIGN_SCALER, other):
+        found = patient.find("pool default")
+    assert found["severity"] == "problem"
+    both = "HorizontalPodAutoscaler others and HorizontalPodAutoscaler theirs both scale"
+    assert both in found["detail"]
+    assert "delete all but one" in found["remedy"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
 {{- $isFirst := .isFirst -}}
 {{- $one := dict "items" list -}}
 {{- include "pilotlight.read" (dict "root" $root "state" $one "glob" "base/pool/*.yaml") -}}
-{{- range dict "engine-vllm" $pool.vllm "gpu" $pool.gpus "node-cache" $pool.nodeCache "node-memory" $pool.nodeMemory "knative" $pool.knative | include "pilotlight.chosen" | fromJsonArray -}}
+{{- range dict "engine-vllm" $pool.vllm "gpu" $pool.gpus "keda" $root.Values.autoscaler.externalScaler "node-cache" $pool.nodeCache "node-memory" $pool.nodeMemory "knative" $pool.knative | include "pilotlight.chosen" | fromJsonArray -}}
 {{- include "pilotlight.component" (dict "root" $root "state" $one "name" .) -}}
 {{- end -}}
 {{- range $item := $one.items -}}
@@ -19,6 +19,8 @@
 {{- include "pilotlight.set" (dict "container" (first $item.spec.template.spec.containers) "name" "PILOTLIGHT_POOL" "value" $pool.name) -}}
 {{- else if eq $item.kind "Role" -}}
 {{- $_ := set (first $item.rules) "resourceNames" (list (printf "pool%s-predictor" (ternary "" (printf "-%s" $pool.name) $isFirst))) -}}
+{{- else if eq $item.kind "Service" -}}
+{{- $_ := set $item.spec.selector "app.kubernetes.io/instance" $pool.name -}}
 {{- else if eq $item.kind "RoleBinding" -}}
 {{- $_ := set $item.roleRef "name" $item.metadata.name -}}
 {{- else -}}

@@ -85,7 +85,7 @@ switches off what the manifests have. */ -}}
 {{- define "pilotlight.common" -}}
 {{- $root := .root -}}
 {{- $item := .item -}}
-{{- $isCluster := or (hasPrefix "Cluster" $item.kind) (has $item.kind (list "CustomResourceDefinition" "MutatingWebhookConfiguration" "ValidatingWebhookConfiguration" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding")) -}}
+{{- $isCluster := or (hasPrefix "Cluster" $item.kind) (has $item.kind (list "APIService" "CustomResourceDefinition" "MutatingWebhookConfiguration" "ValidatingWebhookConfiguration" "ValidatingAdmissionPolicy" "ValidatingAdmissionPolicyBinding")) -}}
 {{- if not $isCluster }}{{ $_ := set $item.metadata "namespace" $root.Release.Namespace }}{{ end -}}
 {{- /* A pool's labels are its pods', whom a change of the chart's version is not to restart. */ -}}
 {{- $labels := dict "app.kubernetes.io/part-of" "pilotlight" "app.kubernetes.io/managed-by" $root.Release.Service -}}
@@ -101,6 +101,7 @@ switches off what the manifests have. */ -}}
 {{- end -}}
 {{- range $item.subjects }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end -}}
 {{- range $item.webhooks }}{{ $_ := set .clientConfig.service "namespace" $root.Release.Namespace }}{{ end -}}
+{{- if eq $item.kind "APIService" }}{{ $_ := set $item.spec.service "namespace" $root.Release.Namespace }}{{ end -}}
 {{- $pod := dict -}}
 {{- if has $item.kind (list "Deployment" "Job") }}{{ $pod = $item.spec.template.spec }}{{ end -}}
 {{- if eq $item.kind "InferenceService" }}{{ $pod = $item.spec.predictor }}{{ end -}}
@@ -127,7 +128,7 @@ switches off what the manifests have. */ -}}
 {{- define "pilotlight.print" -}}
 {{- include "pilotlight.common" . }}
 ---
-{{ $text := regexReplaceAll "(pilotlight-(?:gateway|redis|workflows|webhook)\\.|kubectl -n |serviceaccount:|inject-ca-from: )pilotlight\\b" (toYaml .item) (printf "${1}%s" .root.Release.Namespace) -}}
+{{ $text := regexReplaceAll "(pilotlight-(?:autoscaler|gateway|redis|workflows|webhook)\\.|kubectl -n |serviceaccount:|inject-ca-from: )pilotlight\\b" (toYaml .item) (printf "${1}%s" .root.Release.Namespace) -}}
 {{- if eq .item.kind "NetworkPolicy" }}{{ $text = regexReplaceAll "(?m)(metadata\\.name: |- )monitoring$" $text (printf "${1}%s" .root.Values.monitoring.namespace) }}{{ end -}}
 {{ $text }}
 {{ end -}}
