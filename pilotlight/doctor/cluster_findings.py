@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.kserve_version import MANAGER, TESTED, version_of, version_problem
-from controller.pool_size import CompetingScaler, Owner, find_owner, read_pool
+from controller.pool_size import (
+    CompetingScaler,
+    Owner,
+    PoolObject,
+    find_owner,
+    read_pool,
+    read_scalers,
+    rivals,
+)
 from controller.resources import POOL, Role, mode_of, read_service, role_of
 from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
 
@@ -253,13 +261,8 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
         )
     if mode == "Knative":
         yield from _knative(facts, subject, pod)
-    elif mode in _POOL_MODES and (owner := find_owner(read_pool(pool), _scalers(facts, pool))):
-        remedy = (
-            "set the annotation serving.kserve.io/autoscalerClass: external"
-            if owner.owner is Owner.CLASS
-            else "delete it, or leave scaling to it"
-        )
-        yield warning(subject, owner.reason, remedy)
+    if mode in _POOL_MODES:
+        yield from _scaling(subject, read_pool(pool), _scalers(facts, pool))
     yield from _disk(subject, pod)
     if metadata["namespace"] == facts.namespace and "secrets" in facts.lists:
         secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
@@ -276,15 +279,42 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
         yield from _gpus(facts, subject)
 
 
+def _scaling(subject: str, pool: PoolObject, scalers: list[CompetingScaler]) -> Iterator[Finding]:
+    """Which scaler owns the pool's Deployment, and whether two do."""
+    owner, others = find_owner(pool, scalers), rivals(pool, scalers)
+    names = [f"{each.kind} {each.name}" for each in others]
+    if owner is not None and owner.owner is Owner.MODE:
+        names.insert(0, "Knative")
+    if len(names) > 1:
+        yield problem(
+            subject,
+            f"{' and '.join(names)} both scale Deployment {pool.deployment}, and each undoes the"
+            " other's number",
+            f"delete all but one: kubectl -n {pool.namespace} delete …",
+        )
+    elif owner is None:
+        yield ok(subject, f"Pilotlight's autoscaler scales Deployment {pool.deployment}")
+    elif owner.owner is Owner.CLASS:
+        remedy = "set the annotation serving.kserve.io/autoscalerClass: external"
+        yield warning(subject, owner.reason, remedy)
+    elif others and not others[0].asks_pilotlight:
+        yield warning(
+            subject,
+            f"{owner.reason}; it asks for none of Pilotlight's figures",
+            "use those of docs/scaling.md, or delete it",
+        )
+    else:
+        yield ok(subject, f"{names[0]} scales Deployment {pool.deployment}")
+
+
 def _scalers(facts: ClusterFacts, pool: Document) -> list[CompetingScaler]:
     """HPAs and KEDA's ScaledObjects in the pool's namespace."""
-    found = [("HorizontalPodAutoscaler", each) for each in facts.items("autoscalers")]
-    found += [("ScaledObject", each) for each in facts.items("scaled_objects")]
-    return [
-        CompetingScaler(kind, each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"])
-        for kind, each in found
-        if each["metadata"]["namespace"] == pool["metadata"]["namespace"]
-    ]
+    namespace = pool["metadata"]["namespace"]
+    scaled, autoscalers = (
+        [each for each in facts.items(name) if each["metadata"]["namespace"] == namespace]
+        for name in ("scaled_objects", "autoscalers")
+    )
+    return read_scalers(autoscalers, scaled)
 
 
 def _disk(subject: str, pod: Document) -> Iterator[Finding]:

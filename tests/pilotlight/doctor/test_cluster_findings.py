@@ -128,10 +128,11 @@ def node(driver: str | None) -> dict[str, Any]:
     return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {GPU: "1"}}}
 
 
-def scaler(target: str) -> dict[str, Any]:
+def scaler(target: str, maker: str = "", **spec: Any) -> dict[str, Any]:
+    owners = [{"kind": "ScaledObject", "name": maker}] if maker else []
     return {
-        "metadata": {"name": "theirs", "namespace": NAMESPACE},
-        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": target}},
+        "metadata": {"name": "theirs", "namespace": NAMESPACE, "ownerReferences": owners},
+        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": target}, **spec},
     }
 
 
@@ -229,13 +230,30 @@ FEATURES = {
         ),
         pytest.param(
             {"autoscalers": [scaler("pool-predictor"), scaler("other-predictor")]},
-            "warning pool default: HorizontalPodAutoscaler theirs in namespace pilotlight also",
+            "warning pool default: HorizontalPodAutoscaler theirs in namespace pilotlight scales",
             id="foreign-autoscaler",
         ),
         pytest.param(
             {"scaled_objects": [scaler("pool-predictor")]},
-            "warning pool default: ScaledObject theirs in namespace pilotlight also",
+            "warning pool default: ScaledObject theirs in namespace pilotlight scales",
             id="foreign-scaled-object",
+        ),
+        pytest.param(
+            {
+                "autoscalers": [scaler("pool-predictor")],
+                "scaled_objects": [scaler("pool-predictor")],
+            },
+            "problem pool default: ScaledObject theirs and HorizontalPodAutoscaler theirs both",
+            id="two-scalers",
+        ),
+        pytest.param(
+            {
+                "services": [pool(mode="Knative")],
+                "config_maps": [FEATURES],
+                "scaled_objects": [scaler("pool-predictor-00001-deployment")],
+            },
+            "problem pool default: Knative and ScaledObject theirs both",
+            id="knative-and-another",
         ),
         pytest.param(
             {"services": [pool(volumes=[DISK]), model()]},
@@ -355,4 +373,32 @@ def test_an_old_cluster_and_denied_lists_are_said() -> None:
     assert complaints(found) == [
         "unknown nodes: nodes is forbidden",
         "problem Kubernetes: version 1.28; 1.30 or later is needed, for webhooks' match conditions",
+    ]
+
+
+TRIGGER = {"type": "external-push", "metadata": {"scalerAddress": "pilotlight-autoscaler:9003"}}
+METRIC = {"type": "External", "external": {"metric": {"name": "pilotlight-wanted-pods"}}}
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ({}, "Pilotlight's autoscaler scales Deployment pool-predictor"),
+        (
+            {
+                "scaled_objects": [scaler("pool-predictor", triggers=[TRIGGER])],
+                "autoscalers": [scaler("pool-predictor", maker="theirs")],
+            },
+            "ScaledObject theirs scales Deployment pool-predictor",
+        ),
+        (
+            {"autoscalers": [scaler("pool-predictor", metrics=[METRIC])]},
+            "HorizontalPodAutoscaler theirs scales Deployment pool-predictor",
+        ),
+    ],
+)
+def test_the_scaler_of_each_pool_is_told(lists: dict[str, Any], expected: str) -> None:
+    found = cluster_findings(facts(**lists))
+    assert f"ok pool default: {expected}" in [
+        f"{each.severity} {each.subject}: {each.detail}" for each in found
     ]
