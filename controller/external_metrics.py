@@ -8,7 +8,6 @@ has authenticated and authorized whoever asked it.
 import datetime
 import logging
 import ssl
-from collections.abc import Iterable
 from typing import Any, Final
 
 import orjson
@@ -31,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 VERSION: Final = "external.metrics.k8s.io/v1beta1"
 API_SERVICE: Final = "v1beta1.external.metrics.k8s.io"
+_KIND: Final = "ExternalMetricValueList"
 _PATH: Final = f"/apis/{VERSION}"
 _CLIENTS: Final = ("extension-apiserver-authentication", "kube-system")
 """The ConfigMap that says whose certificates the aggregation layer has."""
@@ -127,38 +127,17 @@ def _target(namespace: str, selector: str) -> ScaleTarget:
 
 
 def _value_list(figure: Figure) -> dict[str, Any]:
-    at = datetime.datetime.fromtimestamp(figure.at_s, datetime.UTC)
-    value = {
-        "metricName": figure.metric,
-        "metricLabels": {},
-        "timestamp": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "value": f"{round(figure.value * 1000)}m",
-    }
-    return {"kind": "ExternalMetricValueList", "apiVersion": VERSION, "metadata": {}} | {
-        "items": [value]
-    }
+    at = datetime.datetime.fromtimestamp(figure.at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    value = {"metricName": figure.metric, "metricLabels": {}, "timestamp": at}
+    items = [value | {"value": f"{round(figure.value * 1000)}m"}]
+    return {"kind": _KIND, "apiVersion": VERSION, "metadata": {}, "items": items}
 
 
 async def _discovery(_: Request) -> JSONResponse:
-    return JSONResponse(
-        {
-            "kind": "APIResourceList",
-            "apiVersion": "v1",
-            "groupVersion": VERSION,
-            "resources": list(_resources((WANTED_PODS, REQUESTS_PER_S))),
-        }
-    )
-
-
-def _resources(names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    for name in names:
-        yield {
-            "name": name,
-            "singularName": "",
-            "namespaced": True,
-            "kind": "ExternalMetricValueList",
-            "verbs": ["get"],
-        }
+    of_each = {"singularName": "", "namespaced": True, "kind": _KIND, "verbs": ["get"]}
+    resources = [of_each | {"name": name} for name in (WANTED_PODS, REQUESTS_PER_S)]
+    about = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": VERSION}
+    return JSONResponse(about | {"resources": resources})
 
 
 def _status(code: int, reason: str, message: str) -> JSONResponse:

@@ -67,5 +67,9 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
 def _counter(gateway: PlacerHarness, number: int) -> ArrivalCounter:
     queue = gateway.placer
     return ArrivalCounter(
-        gateway.registry, f"g{number}", queue.queue_stats, lambda: queue.queued_total
+        gateway.registry,
+        f"g{number}",
+        queue.queue_stats,
+        lambda: queue.queued_total,
+        asyncio.Event(),
     )
