@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BLOCKED_S = 30.0
 MAX_QUEUED_ENDS = 10_000
+SLOTS_STEP = 8
+"""A change of more than this part of the slots is reported."""
 RETRY_INTERVAL_S = 0.2
 """Time between attempts to reach the registry, if the heartbeat interval is longer."""
 
@@ -148,11 +150,14 @@ class RegistryAgent:
     _is_draining: bool = field(default=False, init=False)
     _has_left: bool = field(default=False, init=False)
     _is_registry_unavailable: bool = field(default=False, init=False)
+    _slots: int = field(init=False)
+    """What the pod offers; `info` has what the registry knows."""
     _unreported: set[str] = field(default_factory=set, init=False)
     _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _keeper: LeaseKeeper = field(init=False)
 
     def __post_init__(self) -> None:
+        self._slots = self.info.slots
         self._keeper = LeaseKeeper(
             self.registry, self._name, heartbeat_s=self.heartbeat_s, lease_ttl_s=self.lease_ttl_s
         )
@@ -184,6 +189,7 @@ class RegistryAgent:
                     next_heartbeat_s = loop.time() + self.heartbeat_s
                     await self._heartbeat()
                 await self._send_tiers()
+                await self._send_slots()
             except LeaseLost:
                 if self._has_left:
                     return
@@ -277,6 +283,18 @@ class RegistryAgent:
             self._unreported.discard(key)
 
     # Reports and claims
+
+    def offer_slots(self, slots: int) -> None:
+        """Report soon that the pod has so many; small changes are not worth a report."""
+        if abs(slots - self._slots) > self._slots // SLOTS_STEP:
+            self._slots = slots
+            self._wake.set()
+
+    async def _send_slots(self) -> None:
+        if self._slots != self.info.slots:
+            info = replace(self.info, slots=self._slots)
+            await self.registry.resize_pod(info, self._epoch)
+            self.info = info
 
     def report_tier(self, key: str) -> None:
         """Send the tier of a model soon, in the background."""

@@ -192,6 +192,8 @@ class ChangeApplier:
         """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
         self._speeds: dict[str, PodSpeed] = {}
         """By pod, also of those whose registration has not arrived yet."""
+        self._slots: dict[str, int] = {}
+        """Changed since the registration, as `_speeds`."""
 
     def apply(self, version: int, changes: Iterable[Sequence[Any]], now_s: float = inf) -> None:
         """Apply the changes of one version; those applied before have no effect.
@@ -282,6 +284,7 @@ class ChangeApplier:
             if early is not None:
                 self._apply_counts(early[0], name, early[1], early[2])
             pod.set_speed(self._speeds.get(name, AVERAGE))
+            pod.set_slots(self._slots.get(name, pod.slots))
         pod.version = version
         pod.set_phase(PodPhase(phase))
         pod.set_used_bytes(orjson.loads(used))
@@ -303,6 +306,13 @@ class ChangeApplier:
         if (pod := self.state.pods.get(name)) is not None:
             pod.set_speed(self._speeds[name])
 
+    def _apply_slots(self, version: int, name: str, slots: int) -> None:
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "slots", name):
+            return
+        self._slots[name] = slots
+        if (pod := self.state.pods.get(name)) is not None:
+            pod.set_slots(slots)
+
     def _apply_gone(self, version: int, name: str) -> None:
         pod = self.state.pods.get(name)
         if pod is not None and version >= pod.version:
@@ -314,6 +324,10 @@ class ChangeApplier:
             self.state.queued_steps.pop(name, None)
         if not self._is_old(version, "speed", name):
             self._speeds.pop(name, None)
+        if not self._is_old(version, "slots", name):
+            self._slots.pop(name, None)
+            if (pod := self.state.pods.get(name)) is not None:  # registered again
+                pod.set_slots(pod.info.slots)
         residency = self.state.residency
         for key in [key for key, holders in residency.items() if name in holders]:
             if not self._is_old(version, "at", key, name):
@@ -400,6 +414,7 @@ _APPLIERS: Final[Mapping[str, Callable[..., None]]] = {
     "accuracy": ChangeApplier._apply_accuracy,
     "steps": ChangeApplier._apply_steps,
     "speed": ChangeApplier._apply_speed,
+    "slots": ChangeApplier._apply_slots,
 }
 _SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "wanted": ("wanted", decode_wanted),

@@ -274,6 +274,10 @@ class PodState:
         self._ongoing_total = total = self._ongoing_total + ongoing
         self.inferring = total if total > 0 else 0
 
+    def set_slots(self, slots: int) -> None:
+        self.slots = slots
+        self.add_pending()
+
     def set_speed(self, speed: PodSpeed) -> None:
         self.speed = speed
         if speed.slowness != self.slowness:

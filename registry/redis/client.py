@@ -185,6 +185,10 @@ class Registry:
         )
         return epoch
 
+    async def resize_pod(self, info: PodInfo, epoch: int) -> None:
+        """Change a pod's slots to those of `info`. Raises LeaseLost."""
+        await self._submit_checked("resize", info.name, epoch, encode(info), info.slots)
+
     async def heartbeat(
         self, pod: str, epoch: int, report: PodReport, *, lease_ttl_s: float = LEASE_TTL_S
     ) -> None:

@@ -89,7 +89,7 @@ class InFlightRequests:
     ) -> None:
         self.is_draining = False
         self.pod_name = pod_name
-        self._slots = slots
+        self.slots = slots
         self._step_queue = step_queue or StepQueue()
         self._allow_simulated_work = allow_simulated_work
         self._slots_used = 0
@@ -123,8 +123,8 @@ class InFlightRequests:
             return
         if head.is_queued_step:
             self._step_queue.check(head.model.namespace)
-        elif self._slots_used >= self._slots:
-            raise SlotsFull(f"all {self._slots} slots of the pod are taken")
+        elif self._slots_used >= self.slots:
+            raise SlotsFull(f"all {self.slots} slots of the pod are taken")
 
     def check_draining(self) -> None:
         """Raises PodDraining."""

@@ -209,6 +209,14 @@ function op.copies()
   return found
 end
 
+-- Slots that follow what a pod's engines have free.
+function op.resize(pod, epoch, info, slots)
+  if not holds_lease(pod, epoch) then return {'lost'} end
+  redis.call('HSET', key('pod:' .. pod), 'info', info, 'slots', slots)
+  change('slots', pod, slots)
+  return {'ok'}
+end
+
 function op.phase(pod, epoch, phase)
   if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('HSET', key('pod:' .. pod), 'phase', phase)

@@ -54,7 +54,7 @@ HISTORY: list[list[Change]] = [
     [profile(1)],
     [["counts", "a", 1, 1], speed("a", 3.0)],
     [["counts", "a", 1, 2], ["steps", "a", {KEY: 1}]],
-    [["steps", "b", {KEY: 1}]],
+    [["steps", "b", {KEY: 1}], ["slots", "a", 9]],
     [["gone", "b"], pod("b", 2), ["counts", "b", 2, 0]],
     [speed("b", 2.0)],
     [at("b", "disk")],
@@ -204,6 +204,12 @@ def test_a_speed_that_no_pod_can_have_is_not_read(text: str) -> None:
     state = state_of([(1, [pod("a", 1)]), (2, [speed("a", 2.0)]), (3, [["speed", "a", text]])])
     assert state.pods["a"].slowness == 2.0
     assert state.pods["a"].speed == PodSpeed(2.0, {KEY: 0.25})
+
+
+def test_slots_follow_the_pod() -> None:
+    full = pod("a", 1, slots_used=4)
+    state = state_of([(1, [full]), (2, [["slots", "a", 5]])])
+    assert (state.pods["a"].slots, state.pods["a"].has_free_slot) == (5, True)
 
 
 def test_pending_slots_are_not_free() -> None:
