@@ -197,7 +197,7 @@ class _Reader:
             pool=parsed.pool,
             precision=self._precision(predictor, parsed),
             base=parsed.base,
-            engine=parsed.engine,
+            engine=self._engine(predictor, parsed),
             engine_args=self._engine_args(predictor, parsed),
             policy=parsed.policy,
             annotations=tuple(sorted(annotations.items())),
@@ -263,13 +263,23 @@ class _Reader:
                 f" {self.model_path}.args --{key} asks for {argued}: give one of them"
             )
 
+    def _engine(self, predictor: Predictor, parsed: ParsedAnnotations) -> EngineChoice:
+        annotated, argued = parsed.engine, predictor.arguments.backend
+        if argued is None:
+            return annotated
+        if annotated not in (EngineChoice.AUTO, argued):
+            self.checks.add(
+                f"metadata.annotations[pilotlight.io/engine] is {annotated}, but"
+                f" {self.model_path}.args --backend asks for {argued}: give one of them"
+            )
+        return argued
+
     def _engine_args(self, predictor: Predictor, parsed: ParsedAnnotations) -> tuple[str, ...]:
         """Arguments of vLLM; where it is asked for, others are mistakes."""
         arguments = predictor.arguments
         allowed = ", ".join(sorted(f"--{each}" for each in ENGINE_FLAGS | ENGINE_VALUES))
-        if parsed.engine is EngineChoice.VLLM:
-            others = [each for each in arguments.ignored if each != "--backend"]
-            for written in dict.fromkeys(others):
+        if EngineChoice.VLLM in (parsed.engine, arguments.backend):
+            for written in dict.fromkeys(arguments.ignored):
                 self.checks.add(
                     f"{self.model_path}.args {written} is none that vLLM takes here: leave it out;"
                     f" allowed are {allowed.replace('_', '-')}"

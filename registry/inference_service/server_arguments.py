@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from common.shown_value import shown
-from registry.domain.model import OWN, Answers, Precision, Scores, Task, TaskOptions
+from registry.domain.model import OWN, Answers, EngineChoice, Precision, Scores, Task, TaskOptions
 
 HUGGING_FACE: Final = "huggingface"
 _FLAGS: Final = frozenset({
@@ -62,6 +62,8 @@ class ServerArguments:
     task: Task | None = None
     precision: Precision | None = None
     options: TaskOptions = OWN
+    backend: EngineChoice | None = None
+    """None: as the pod chooses."""
     engine: list[str] = field(default_factory=list)
     """vLLM's, each with its value after `=`."""
     ignored: list[str] = field(default_factory=list)
@@ -228,7 +230,9 @@ class _Reader:
         """KServe's own backend answers in its own forms; `auto` asks for nothing."""
         if value == HUGGING_FACE:
             self._set(answers=Answers.KSERVE)
-        return value in (HUGGING_FACE, "auto")
+        elif value == EngineChoice.VLLM:
+            self.found.backend = EngineChoice.VLLM
+        return value in (HUGGING_FACE, EngineChoice.VLLM, "auto")
 
     def _set(self, **changes: Any) -> None:
         self.found.options = replace(self.found.options, **changes)

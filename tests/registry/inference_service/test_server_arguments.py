@@ -182,7 +182,7 @@ def test_what_means_nothing_here_is_named() -> None:
         "--tensor_input_names",
         "ids,mask",
         "--dtype=half",
-        "--backend=vllm",
+        "--backend=tgi",
         "--model_revision=abc",
         "--workers",
         "2",
@@ -220,7 +220,13 @@ def test_arguments_of_vllm_are_kept_in_its_form() -> None:
         ("--enforce-eager", "--max-num-seqs=8"),
     )
     assert spec.options.max_tokens == 512
-    assert spec.generation != read(document(arguments)).generation
+    assert spec.generation != read(document(arguments[:-1])).generation
+
+
+def test_the_backend_vllm_is_the_engine_vllm() -> None:
+    assert read(document(["--backend=vllm"])).engine is EngineChoice.VLLM
+    with pytest.raises(InvalidModel, match=r"engine\] is own, but .* --backend asks for vllm"):
+        read(document(["--backend=vllm"], annotations={"pilotlight.io/engine": "own"}))
 
 
 @pytest.mark.parametrize("argument", ["--trust_remote_code", "--uds=/tmp/x", "--api-key=x"])
