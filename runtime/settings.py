@@ -186,11 +186,17 @@ class RuntimeSettings:
         "Python of an environment with vLLM, which then runs models that generate text, each in a"
         " process of its own; empty: this pod's own engine does",
     )
+    llama_server: str = option(
+        "",
+        str,
+        "llama.cpp's server (llama-server), which then runs models in GGUF files, each in a process"
+        " of its own; empty: such models are refused",
+    )
     engine: str = option(
         "auto",
         parse_choice(*EngineChoice),
-        "what runs models without the annotation pilotlight.io/engine: vllm, own, or auto: vLLM for"
-        " text generation where it knows the architecture",
+        "what runs models without the annotation pilotlight.io/engine: vllm, llama.cpp, own, or"
+        " auto: vLLM for text generation where it knows the architecture, llama.cpp for GGUF files",
     )
     log_level: str = option("INFO", str, "lowest level that is logged")
 
@@ -234,7 +240,7 @@ class RuntimeSettings:
             command=self.engine_command,
             repository=self.engine_repository,
             metrics=self.engine_metrics,
-            python=self.engine_python,
+            programs=self.engine_python or self.llama_server,
         ):
             raise ValueError("; ".join(problems))
 
@@ -247,6 +253,11 @@ class RuntimeSettings:
     def has_server(self) -> bool:
         """True if a model server beside the pod runs its models."""
         return bool(self.engine_url or self.engine_command)
+
+    @property
+    def has_engines(self) -> bool:
+        """True if models run in processes of engines of their own."""
+        return bool(self.engine_python or self.llama_server)
 
     @property
     def generation_limits(self) -> GenerationLimits:

@@ -27,7 +27,8 @@ from variants.application import named_variants
 
 _SCHEMES: Final = frozenset({"s3", "file", "pvc"})
 _STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, *PERMANENT_STATUSES})
-_TIMEOUT_S: Final = 15.0
+_TIMEOUT_S: Final = 60.0
+"""Longer than a pod that has just started imports vLLM, which says what it knows."""
 _PARALLEL: Final = 8
 _MAX_PODS: Final = 2
 """Asked per model: one alone may lack the network or a mount."""

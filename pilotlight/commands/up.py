@@ -31,8 +31,8 @@ from registry import policy_names
 from registry.domain.model import PlacementName
 from registry.domain.tenant_rules import TenantRules, machine_rules
 from registry.redis.server_address import check_url
+from runtime.engines.engine_adapter import missing_programs
 from runtime.engines.server_process import server_problems
-from runtime.engines.vllm_flags import missing_python
 
 app = typer.Typer()
 
@@ -106,7 +106,7 @@ def read_settings(given: Mapping[str, Any]) -> PlatformSettings:
         rules = machine_rules(given["namespaces"], given["storage_prefixes"], given["quotas"])
     except ValueError as error:
         problems += str(error).splitlines()
-    problems += engine_problems(pods, {name: pod.get(f"engine_{name}", "") for name in _ENGINE})
+    problems += engine_problems(pods, pod)
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
     if given["mps"]:
@@ -145,14 +145,15 @@ def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
         output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
 
 
-_ENGINE: Final = ("url", "command", "repository", "metrics", "python")
+_ENGINE: Final = ("url", "command", "repository", "metrics")
 
 
-def engine_problems(pods: int, engine: Mapping[str, str]) -> list[str]:
-    """`engine`: of `server_problems`."""
-    problems = server_problems(**engine)
-    if problem := missing_python(engine["python"]):
-        problems.append(problem)
+def engine_problems(pods: int, pod: Mapping[str, Any]) -> list[str]:
+    """`pod`: settings of every pod."""
+    programs = [pod.get(name, "") for name in ("engine_python", "llama_server")]
+    engine = {name: pod.get(f"engine_{name}", "") for name in _ENGINE}
+    problems = server_problems(**engine, programs="".join(programs))
+    problems += missing_programs(*programs)
     if pods > 1 and (engine["url"] or engine["repository"]):
         problems.append(
             f"--engine-url and --engine-repository serve one pod, --pods was {pods}: each pod needs"

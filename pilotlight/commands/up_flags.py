@@ -195,7 +195,17 @@ UP_FLAGS: Final = (
         show_default="none",
     ),
     _of(
-        "pod", "engine", "Pods", "What runs models without pilotlight.io/engine: auto, vllm or own."
+        "pod",
+        "llama_server",
+        "Pods",
+        "llama.cpp's server (llama-server), which then runs models in GGUF files.",
+        show_default="none",
+    ),
+    _of(
+        "pod",
+        "engine",
+        "Pods",
+        "What runs models without pilotlight.io/engine: auto, vllm, llama.cpp or own.",
     ),
     UpFlag(
         "s3",

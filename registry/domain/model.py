@@ -83,8 +83,10 @@ class EngineChoice(StrEnum):
     """What runs a model of transformers, as flags and annotation values."""
 
     AUTO = "auto"
-    """vLLM for text generation where the pod has it and it knows the architecture."""
+    """vLLM for text generation where the pod has it and it knows the architecture, llama.cpp for
+    GGUF files."""
     VLLM = "vllm"
+    LLAMA_CPP = "llama.cpp"
     OWN = "own"
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from runtime.engines.engine import Engine
 from runtime.engines.networks.network import NetworkEngine
-from runtime.errors import ModelInvalid
+from runtime.errors import EngineMissing, ModelInvalid
 from runtime.storage.listing import (
     ADAPTER_CONFIG,
     ESTIMATOR_SUFFIXES,
+    GGUF_SUFFIX,
     LIGHTGBM_SUFFIX,
     ONNX_SUFFIX,
     PIPELINE_INDEX,
@@ -43,7 +44,8 @@ def program_path(folder: Path) -> Path | None:
 
 def library_path(folder: Path) -> Path | None:
     """The file that a library reads, None for other models; raises ModelInvalid for several."""
-    if (folder / "config.json").exists():  # spares the search
+    has_network = (folder / "config.json").exists()
+    if has_network and not any(folder.glob(f"*{GGUF_SUFFIX}")):  # spares the search
         return None
     paths = [str(path.relative_to(folder)) for path in model_files(folder)]
     found = library_files(paths, "the model", takes_pickles=True)
@@ -107,6 +109,10 @@ def library_engine(path: Path) -> Engine:
         from runtime.engines.libraries.onnx_engine import onnx_engine
 
         return onnx_engine(path)
+    if path.suffix == GGUF_SUFFIX:
+        raise EngineMissing(
+            f"{path.name} is read by llama.cpp's server: give the pods --llama-server PATH"
+        )
     from runtime.engines.libraries.library import lightgbm_engine, xgboost_engine
 
     with path.open("rb") as file:

@@ -364,11 +364,11 @@ def _parent(pid: int) -> int:
 
 
 def server_problems(
-    *, url: str, command: str, repository: str, metrics: str, python: str
+    *, url: str, command: str, repository: str, metrics: str, programs: str
 ) -> list[str]:
     """Mistakes in the settings, each a line that names the flag."""
-    if python and (url or command):
-        return ["--engine-python and --engine-url or --engine-command exclude each other"]
+    if programs and (url or command):
+        return ["--engine-python and --llama-server exclude --engine-url and --engine-command"]
     if not url and not command:
         return [
             f"--engine-{name} needs --engine-url or --engine-command"
@@ -409,3 +409,22 @@ def _command_problems(command: str) -> list[str]:
         for name in ("{port}", "{repository}")
         if name not in text
     ]
+
+
+def session_bytes(leader: int) -> int:
+    """Memory of the processes of a session, shared pages by their share in each."""
+    total = 0
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdecimal() and os.getsid(int(path.name)) == leader:
+                total += _proportional_bytes(path / "smaps_rollup")
+        except OSError:  # it has ended
+            continue
+    return total
+
+
+def _proportional_bytes(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0

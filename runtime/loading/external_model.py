@@ -29,9 +29,9 @@ from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
+from runtime.engines.process_engine import EngineModel, ProcessEngines
 from runtime.engines.server_engine import ModelServer, ServerModel
 from runtime.engines.server_process import error_of
-from runtime.engines.vllm_engine import EngineModel, Vllm
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.model_store import ServedModel
 from runtime.sandbox.estimators import Estimators, LoadedEstimator
@@ -140,14 +140,14 @@ class EngineServed(ModelElsewhere):
         processor: Processor,
         network: EngineModel,
         device: DeviceWorker,
-        vllm: Vllm,
+        engines: ProcessEngines,
     ) -> None:
         super().__init__(spec, processor=processor, network=network, device=device)
         if not isinstance(processor, EngineTask):
             raise TypeError(f"{spec.key} has the processor of another engine")
         self._task = processor
         self.loaded = network
-        self._vllm = vllm
+        self._engines = engines
 
     async def infer(
         self,
@@ -187,20 +187,19 @@ class EngineServed(ModelElsewhere):
     ) -> AsyncIterator[StreamedResponse]:
         """The engine's response as it comes; leaving the block ends the request in the engine.
 
-        Raises SlotsFull and ServerUnavailable where nothing was sent, ServerLost.
+        Raises ServerUnavailable where nothing was sent, ServerLost.
         """
         engine = self.loaded.process
-        self._vllm.check_room(self.loaded)
         headers = {"host": "engine", "content-type": JSON}
         if request_id:
             headers["x-request-id"] = request_id
         try:
-            async with self._vllm.processes.client.stream(
+            async with self._engines.processes.client.stream(
                 "POST", engine.address, path, headers, body
             ) as response:
                 yield response
         except HttpError as error:
-            await self._vllm.processes.wait_ended(engine)
+            await self._engines.processes.wait_ended(engine)
             if isinstance(error, NotConnected):
                 raise ServerUnavailable(f"the engine of {self.spec.key} has ended") from error
             raise ServerLost(

@@ -19,7 +19,9 @@ from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.redis.watch import ClusterWatch
 from runtime.device.device_errors import release_frames
 from runtime.device.worker import DeviceWorker
-from runtime.errors import DeadlinePassed, LoadFailed
+from runtime.engines.engine_adapter import EngineAdapter
+from runtime.engines.process_engine import ProcessEngines
+from runtime.errors import DeadlinePassed, HostTierRefused, LoadFailed
 from runtime.loading.load import Loads
 from runtime.loading.load_queue import Load, LoadFailures
 from runtime.loading.model_loader import ModelLoader
@@ -169,7 +171,12 @@ class LoadCoordinator:
         Raises as `acquire` does, and HostTierRefused if tier `host` cannot take the model.
         """
         if tier is not Tier.DEVICE:
-            await self._preloads.preload(spec, tier)
+            engines = self._resolver.engines
+            adapter = None if engines is None else await self._sleeping_engine(spec, tier, engines)
+            if engines is not None and adapter is not None:
+                await self._preload_asleep(spec, engines, adapter, max_other_copies)
+            else:
+                await self._preloads.preload(spec, tier)
             return
         while (cancelled := self._cancelled_load(spec.key)) is not None:
             await asyncio.wait({cancelled.waiting})
@@ -186,6 +193,45 @@ class LoadCoordinator:
         finally:
             self.loads.withdraw(load)
             del load
+
+    async def _sleeping_engine(
+        self, spec: ModelSpec, tier: Tier, engines: ProcessEngines
+    ) -> EngineAdapter | None:
+        """The engine that brings the model to tier `host`; None: it is copied there, or cannot."""
+        if tier is not Tier.HOST:
+            return None
+        folder = await self._resolver.processors.folder(spec)
+        adapter = await engines.find(spec, folder)
+        if adapter is None or not (await engines.processes.known_facts(adapter)).can_sleep:
+            return None
+        return adapter
+
+    async def _preload_asleep(
+        self,
+        spec: ModelSpec,
+        engines: ProcessEngines,
+        adapter: EngineAdapter,
+        max_other_copies: int,
+    ) -> None:
+        """Start a model's engine in free memory of the device, and put it to sleep.
+
+        Raises as `preload` does.
+        """
+        resolver, key = self._resolver, spec.key
+        if self.store.holds(key) or engines.asleep_bytes(key):
+            return
+        await self._preloads.preload(spec, Tier.DISK)
+        files = await in_thread(resolver.threads, resolver.cache.weight_files, spec)
+        needed_bytes = engines.expected_bytes(adapter, key, sum(each.size_bytes for each in files))
+        if needed_bytes > self.store.free_bytes:
+            raise HostTierRefused(
+                f"{key} cannot be copied to tier host: its engine starts on the device, where"
+                f" {self.store.free_bytes} bytes are free of {needed_bytes}"
+            )
+        await self.preload(spec, max_other_copies)
+        self.store.retire(key, "unload")
+        if not await engines.has_fallen_asleep(key) and not self.store.holds(key):
+            raise HostTierRefused(f"{key} cannot be copied to tier host: its engine did not sleep")
 
     async def check(self, spec: ModelSpec) -> None:
         """Raise LoadFailed where the model's files cannot be read, or do not fit together."""

@@ -25,8 +25,8 @@ from runtime.device.device_errors import (
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeleton
+from runtime.engines.process_engine import EngineModel
 from runtime.engines.server_engine import ServerModel
-from runtime.engines.vllm_engine import EngineModel
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.engine_factory import BatchTrial, open_engine
@@ -59,8 +59,8 @@ class ModelLoader:
 
     async def nearest_tier(self, key: str) -> Tier:
         """The tier that a load of the model would start from now."""
-        vllm = self.resolver.vllm
-        if self.resolver.host.bytes_of(key) or (vllm is not None and vllm.asleep_bytes(key)):
+        engines = self.resolver.engines
+        if self.resolver.host.bytes_of(key) or (engines is not None and engines.asleep_bytes(key)):
             return Tier.HOST
         is_cached = await in_thread(self.resolver.threads, self.resolver.cache.has_weights, key)
         return Tier.DISK if is_cached else Tier.REMOTE
@@ -175,9 +175,9 @@ class ModelLoader:
                 device=device,
                 estimators=resolver.estimators,
             )
-        if isinstance(network, EngineModel) and resolver.vllm is not None:
+        if isinstance(network, EngineModel) and resolver.engines is not None:
             return EngineServed(
-                spec, processor=processor, network=network, device=device, vllm=resolver.vllm
+                spec, processor=processor, network=network, device=device, engines=resolver.engines
             )
         raise RuntimeError("a model was loaded without the process that infers it")
 

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 
 from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec, Tier
-from runtime.engines.vllm_engine import Vllm
+from runtime.engines.process_engine import ProcessEngines
 from runtime.errors import HostTierRefused
 from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors, SingleFlight, unless_cancelled
@@ -103,8 +103,8 @@ class TierPreloads:
             await unless_cancelled(ticket, resolver.processors.folder(spec))
             if tier is Tier.HOST and isinstance(await resolver.processors.get(spec), EngineTask):
                 raise HostTierRefused(
-                    f"{spec.key} cannot be copied to tier host: an engine puts it there, after it"
-                    " was on the device; preload it to the device"
+                    f"{spec.key} cannot be copied to tier host: its engine cannot sleep here;"
+                    " preload it to the device"
                 )
             if tier is Tier.HOST and not resolver.host.is_on:
                 raise _refused(spec, PutOutcome.OFF)  # before a download
@@ -181,7 +181,7 @@ def tier_state(
     """The nearest tier of a model, and its bytes there."""
     if store.holds(key):
         return TierState(Tier.DEVICE, store.bytes_of(key))
-    asleep_bytes = processors.vllm.asleep_bytes(key) if processors.vllm else 0
+    asleep_bytes = processors.engines.asleep_bytes(key) if processors.engines else 0
     if host_bytes := host.bytes_of(key) or asleep_bytes:
         return TierState(Tier.HOST, host_bytes)
     size_bytes = cache.bytes_on_disk(key)
@@ -191,14 +191,18 @@ def tier_state(
 
 
 def used_bytes(
-    store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent, vllm: Vllm | None
+    store: ModelStore,
+    host: HostTier,
+    cache: DiskCache,
+    agent: RegistryAgent,
+    engines: ProcessEngines | None,
 ) -> dict[str, int]:
     """Bytes per tier for a heartbeat; also reports what other pods changed in the host tier."""
     for key in host.changes():
         agent.report_tier(key)
     used = {
         Tier.DEVICE.value: store.used_bytes,
-        Tier.HOST.value: host.used_bytes() + (vllm.sleeping_bytes if vllm else 0),
+        Tier.HOST.value: host.used_bytes() + (engines.sleeping_bytes if engines else 0),
         Tier.DISK.value: cache.used_bytes(),
     }
     for tier, size_bytes in used.items():

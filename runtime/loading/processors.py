@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from registry.domain.model import EngineChoice, ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.predictors import needs_in_pool
 from runtime.engines.building import (
     check_format,
@@ -26,8 +26,8 @@ from runtime.engines.building import (
     library_path,
     model_files,
 )
+from runtime.engines.process_engine import PROGRAM_FLAGS, ProcessEngines, missing
 from runtime.engines.server_engine import ModelServer
-from runtime.engines.vllm_engine import Vllm
 from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.sandbox.sandbox_processes import Sandbox
 from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
@@ -132,10 +132,6 @@ def mark_retrieved(future: asyncio.Future[Any]) -> None:
 
 
 MAX_PROCESSORS = 64
-NO_VLLM = (
-    "pilotlight.io/engine is vllm, which this pool's pods do not have: give them --engine-python,"
-    " or take a pool that has it"
-)
 
 
 @dataclass(slots=True)
@@ -159,10 +155,10 @@ class Processors:
         sandbox: Sandbox | None = None,
         declared: Callable[[ModelName], ModelSpec | None] = lambda _name: None,
         server: ModelServer | None = None,
-        vllm: Vllm | None = None,
+        engines: ProcessEngines | None = None,
     ) -> None:
-        """`server`: what runs all models in place of the pod's own engines; `vllm`: some."""
-        self._server, self.vllm = server, vllm
+        """`server`: what runs all models in place of the pod's own engines; `engines`: some."""
+        self._server, self.engines = server, engines
         self._declared = declared
         self._sandbox = sandbox
         self._cache = cache
@@ -256,10 +252,11 @@ class Processors:
                 return ServerTask(self._server, spec.key)
             if (base := self.base_of(spec)) is not None:
                 return await self.get(base)
-            if spec.engine is EngineChoice.VLLM and self.vllm is None:
-                raise NeedsMissing(NO_VLLM)
-            if self.vllm is not None and await self.vllm.takes(spec, folder):
-                return await in_thread(self._threads, EngineTask, folder)
+            if self.engines is not None:
+                if (engine := await self.engines.find(spec, folder)) is not None:
+                    return await in_thread(self._threads, EngineTask, folder, engine.choice)
+            elif spec.engine in PROGRAM_FLAGS:
+                raise NeedsMissing(missing(spec.engine))
             await in_thread(self._threads, check_is_whole, folder)
             await in_thread(self._threads, check_format, spec.format, folder)
             contents = await in_thread(self._threads, _digest, folder, spec)

@@ -27,8 +27,8 @@ from runtime.engines.building import engine_of, estimator_path
 from runtime.engines.engine import Engine, ModelFolder, Skeletons
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
+from runtime.engines.process_engine import EngineModel, ProcessEngine, ProcessEngines
 from runtime.engines.server_engine import ModelServer, ServerEngine
-from runtime.engines.vllm_engine import EngineModel, LoraEngine, Vllm, VllmEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable
 from runtime.generation.cache_memory import generation_bytes
 from runtime.generation.limits import GenerationLimits
@@ -95,7 +95,7 @@ class WeightResolver:
     """Model server that runs all models; None: the pod's own engines do."""
     estimators: Estimators | None = None
     """Runs models of scikit-learn; None: they are refused."""
-    vllm: Vllm | None = None
+    engines: ProcessEngines | None = None
     """Runs models in processes of their own; None: none."""
     skeletons: Skeletons = field(default_factory=Skeletons)
     """Also used to find the conversions of stored tensors for a network."""
@@ -134,10 +134,13 @@ class WeightResolver:
         engine: Engine
         if self.server is not None:
             engine = ServerEngine(self.server, spec)
-        elif self.vllm is not None and await self.vllm.takes(spec, folder):
-            engine = VllmEngine(self.vllm, spec, ticket)
-        elif self.vllm is not None and base is not None and isinstance(base.model, EngineServed):
-            engine = LoraEngine(self.vllm, spec, self._with_adapters(base, base.model), ticket)
+        elif (engines := self.engines) is not None and (
+            adapter := await engines.find(spec, folder)
+        ) is not None:
+            engine = ProcessEngine(engines, adapter, spec, ticket)
+        elif engines is not None and base is not None and isinstance(base.model, EngineServed):
+            shared = self._with_adapters(base, base.model)
+            engine = ProcessEngine(engines, shared.process.adapter, spec, ticket, shared)
         elif base is None:
             engine = await in_thread(threads, self._own_engine, spec, folder)
         else:
@@ -182,7 +185,7 @@ class WeightResolver:
         """The stored model, its converted weights, and the tier that they are read from."""
         threads = self.threads
         if engine.reads_files:
-            is_asleep = self.vllm is not None and self.vllm.asleep_bytes(spec.key) > 0
+            is_asleep = self.engines is not None and self.engines.asleep_bytes(spec.key) > 0
             if not is_asleep:
                 await in_thread(threads, self.cache.fetch_weights, spec, ticket)
             tier = Tier.HOST if is_asleep else Tier.DISK
@@ -290,7 +293,7 @@ class WeightResolver:
 
     def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
         """The dtype that the model declares; raises ModelInvalid if its engine cannot convert."""
-        if spec.precision in (None, Precision.AUTO) or isinstance(engine, VllmEngine):
+        if spec.precision in (None, Precision.AUTO) or isinstance(engine, ProcessEngine):
             return None
         if not engine.takes_dtype:
             raise ModelInvalid(

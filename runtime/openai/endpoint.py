@@ -218,7 +218,7 @@ class Endpoint(Generic[Body]):
         receive: Receive,
         response: HttpResponse,
     ) -> None:
-        has_engines = self.service.processors.vllm is not None  # they take images
+        has_engines = self.service.processors.engines is not None  # they take images
         max_bytes = self.max_body_bytes if has_engines else min(self.max_body_bytes, MAX_BYTES)
         content = await receive_body(headers, receive, max_bytes, self.service.in_flight)
         if has_engines:

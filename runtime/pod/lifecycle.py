@@ -16,9 +16,9 @@ import uvloop
 from common.process import configure_logs, on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device
+from runtime.engines.engine_adapter import missing_programs
 from runtime.engines.server_engine import ModelServer, ServerRepository
 from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
-from runtime.engines.vllm_flags import missing_python
 from runtime.errors import LoadFailed, NoDevice
 from runtime.pod.pod import Opened, Pod
 from runtime.pod_process import write_termination_message
@@ -47,8 +47,8 @@ def run_pod(settings: RuntimeSettings) -> int:
         memory = open_device(settings.device, mps_share(os.environ))
         if settings.has_server:
             server, process = _open_server(settings)
-        if problem := missing_python(settings.engine_python):
-            raise LoadFailed(problem)
+        if problems := missing_programs(settings.engine_python, settings.llama_server):
+            raise LoadFailed("; ".join(problems))
     except (NoDevice, LoadFailed) as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))

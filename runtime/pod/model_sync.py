@@ -22,9 +22,9 @@ from registry.domain.tenant_rules import UNKNOWN, Quota, TenantRules, ends_acces
 from registry.errors import RegistryError
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from runtime.engines.process_engine import ProcessEngines
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
-from runtime.engines.vllm_engine import Vllm
 from runtime.errors import LoadFailed, ServerUnavailable, StorageFailed
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ModelStore
@@ -80,7 +80,7 @@ class ModelParts:
     processors: Processors
     demotions: Demotions
     coordinator: LoadCoordinator
-    vllm: Vllm | None
+    engines: ProcessEngines | None
 
 
 class ModelSync:
@@ -255,8 +255,8 @@ class ModelSync:
 
     def _end_engine(self, key: str) -> None:
         """Of a model that sleeps."""
-        if self._parts.vllm is not None and not self._store.holds(key):
-            self._parts.vllm.processes.release(key)
+        if self._parts.engines is not None and not self._store.holds(key):
+            self._parts.engines.processes.release(key)
 
     def _drop_series(self) -> None:
         """Drop metrics of deleted models, once the requests under way have ended, too."""

@@ -29,7 +29,7 @@ from typing import Any, Final
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from registry.domain.model import EngineChoice
-from registry.domain.pod import Accelerator, PodInfo, Profile, host_port, slots_at_start
+from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
 from registry.domain.tenant_rules import Quota
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
@@ -39,9 +39,9 @@ from runtime.device.memory import DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine_processes import EngineProcesses
+from runtime.engines.process_engine import ProcessEngines, adapters_of
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
-from runtime.engines.vllm_engine import ENGINE_SLOTS, Vllm
 from runtime.generation.limits import DEFAULT_CACHE_BYTES, GPU_CACHE_SHARE
 from runtime.loading.external_model import EngineServed
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
@@ -89,6 +89,8 @@ logger = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S: Final = 1.0
 """Time for cancelled requests to send their error responses."""
+MAX_ENGINE_CALLS: Final = 1024
+"""Of gRPC at once, where slots follow engines."""
 MAX_SANDBOX_THREADS: Final = 32
 LOAD_THREADS: Final = 32
 """Of loads, which `LoadTurns` and `TierPreloads` bound; one from storage occupies two."""
@@ -203,7 +205,7 @@ class Pod:
             address=host_port(settings.advertise or settings.host, port),
             node=settings.node_name,
             device=str(self._opened.memory.device),
-            slots=settings.slots or await self._slots(accelerator),
+            slots=settings.slots or slots_at_start(accelerator, await self._known_profiles()),
             memory_bytes=memory_budget(settings.memory_bytes, accelerator, environment),
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),
@@ -217,16 +219,14 @@ class Pod:
             has_server=settings.has_server,
             shared_memory="" if sockets is None else sockets.identity,
         )
+        self._own_slots = self.info.slots
 
-    async def _slots(self, accelerator: Accelerator) -> int:
-        """By the profiles; engines of their own say themselves when they take no more."""
-        if self._settings.engine_python:
-            return ENGINE_SLOTS
-        profiles: list[Profile] = []
-        with suppress(RegistryUnavailable):  # the pod starts without it
+    async def _known_profiles(self) -> list[Profile]:
+        """Of all accelerators; none where the registry is away: the pod starts without it."""
+        with suppress(RegistryUnavailable):
             known = (await self.registry.cluster()).profiles
-            profiles += [each for by_product in known.values() for each in by_product.values()]
-        return slots_at_start(accelerator, profiles)
+            return [each for by_product in known.values() for each in by_product.values()]
+        return []
 
     # 3. Its models: where they lie, who loads and removes them, what the registry hears of it
 
@@ -253,7 +253,7 @@ class Pod:
             quota_of=partial(rules.quota, kind=Quota.CACHE),
             rules=own_files if server is None else MODEL_SERVER,
         )
-        vllm = self._open_vllm()
+        engines = self._open_engines()
 
         def on_added(entry: StoreEntry) -> None:
             # On a CPU the files' pages are the model's memory.
@@ -267,8 +267,8 @@ class Pod:
 
         def reload_s(key: str, size_bytes: int) -> float:
             is_on_disk = cache.bytes_on_disk(key) > 0
-            if vllm is not None and key in vllm.processes.by_key:
-                tier = vllm.tier_after_eviction(key, is_on_disk=is_on_disk)
+            if engines is not None and key in engines.processes.by_key:
+                tier = engines.tier_after_eviction(key, is_on_disk=is_on_disk)
             else:
                 tier = tier_after_eviction(
                     size_bytes,
@@ -288,7 +288,7 @@ class Pod:
             now_s=time.monotonic,
             on_removed=on_removed,
             quota_of=partial(rules.quota, kind=Quota.MEMORY),
-            remainders=vllm,
+            remainders=engines,
         )
         store.on_added = on_added
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
@@ -300,7 +300,7 @@ class Pod:
                 keys=lambda: cache.keys() | host.keys() | store.by_key.keys() | processors.keys(),
                 tier_state=lambda key: tier_state(key, store, host, cache, processors),
                 is_loading=lambda key: coordinator.is_loading(key),
-                used_bytes=lambda: used_bytes(store, host, cache, agent, vllm),
+                used_bytes=lambda: used_bytes(store, host, cache, agent, engines),
                 loads_total=lambda: coordinator.loads.completed_total,
                 idle_byte_s=lambda: store.idle_byte_s,
                 copies=lambda: store.copy_reports(),
@@ -314,10 +314,12 @@ class Pod:
         agent.is_held = server is not None  # until the server answers
         if isinstance(memory, StagedMemory):
             host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
-        if vllm is not None:
-            vllm.processes.on_moved = agent.report_tier
-            vllm.has_adapters = lambda spec: spec.name in watch.state.bases.values()
-            vllm.processes.on_lost = on_lost
+        if engines is not None:
+            engines.processes.on_moved = agent.report_tier
+            engines.has_adapters = lambda spec: spec.name in watch.state.bases.values()
+            engines.processes.on_lost = on_lost
+            if not settings.slots:
+                engines.processes.on_slots = self._follow_engines
         self.estimators.on_lost = on_lost
         processors = Processors(
             cache,
@@ -327,10 +329,19 @@ class Pod:
             sandbox=self.sandbox,
             declared=lambda name: pick_generation(watch.state.models.get(name), None),
             server=server,
-            vllm=vllm,
+            engines=engines,
         )
         resolver = WeightResolver(
-            store, cache, host, processors, threads, limits, memory, server, self.estimators, vllm
+            store,
+            cache,
+            host,
+            processors,
+            threads,
+            limits,
+            memory,
+            server,
+            self.estimators,
+            engines,
         )
         demotions = Demotions(resolver, agent.report_tier)
         coordinator = LoadCoordinator(
@@ -342,7 +353,17 @@ class Pod:
             tasks=self._tasks,
         )
         self.models = ModelParts(
-            watch, rules, costs, cache, host, store, agent, processors, demotions, coordinator, vllm
+            watch,
+            rules,
+            costs,
+            cache,
+            host,
+            store,
+            agent,
+            processors,
+            demotions,
+            coordinator,
+            engines,
         )
         self.catalog = ModelCatalog(watch, self.registry)
         self.single_model = None
@@ -351,24 +372,26 @@ class Pod:
             self.single_model = SingleModel(spec, self.registry, watch, coordinator, store)
         self.profiles = ProfileSync(device.times, watch=watch, agent=agent, info=self.info)
 
-    def _open_vllm(self) -> Vllm | None:
+    def _open_engines(self) -> ProcessEngines | None:
         settings, memory = self._settings, self._opened.memory
-        if not settings.engine_python:
+        if not settings.has_engines:
             return None
+        adapters = adapters_of(settings.engine_python, settings.llama_server)
         is_gpu = isinstance(memory, StagedMemory)
         share_bytes = int(self.info.memory_bytes * GPU_CACHE_SHARE)
         default_bytes = share_bytes if is_gpu else DEFAULT_CACHE_BYTES
         processes = EngineProcesses(
-            settings.engine_python,
-            cache=settings.cache_path / ".vllm",
+            adapters,
+            cache=settings.cache_path / ".engines",
             log_file=Path(settings.log_file) if settings.log_file else None,
             start_timeout_s=settings.engine_load_timeout,
             hang_s=settings.inference_timeout,
             tasks=self._tasks,
             free_bytes=memory.free_bytes if isinstance(memory, StagedMemory) else None,
         )
-        return Vllm(
+        return ProcessEngines(
             processes,
+            adapters,
             EngineChoice(settings.engine),
             cache_bytes=settings.generation_cache_bytes or default_bytes,
             budget_bytes=self.info.memory_bytes,
@@ -376,6 +399,11 @@ class Pod:
             host_bytes=lambda: settings.host_bytes - self.host.used_bytes(),
             threads=settings.threads,
         )
+
+    def _follow_engines(self, slots: int) -> None:
+        """The pod's slots: what its engines hold, and those for all else, such as cold models."""
+        self.in_flight.slots = slots + self._own_slots
+        self.models.agent.offer_slots(self.in_flight.slots)
 
     # 4. Its requests
 
@@ -423,9 +451,10 @@ class Pod:
             profile_route(profiler, self.catalog),
         ]
         self.server = PodServer(routes, self.secret, self.tls)
+        max_calls = MAX_ENGINE_CALLS if settings.has_engines else self.info.slots
         calls = InferenceService(service, repository, health, self.secret)
         self.grpc_server = GrpcServer(
-            calls.handler(), max_body_bytes=limit, slots=self.info.slots, tls=self.tls
+            calls.handler(), max_body_bytes=limit, slots=max_calls, tls=self.tls
         )
 
     # 6. What runs beside the requests, each until it is cancelled
@@ -468,8 +497,8 @@ class Pod:
             work.append(ServerWatch(opened.server, process, models, self.load_threads).run)
         if self.single_model is not None:
             work.append(self.single_model.run)
-        if models.vllm is not None:
-            work.append(models.vllm.processes.run)
+        if models.engines is not None:
+            work.append(models.engines.processes.run)
         return work
 
     async def _register(self) -> None:

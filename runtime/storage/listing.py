@@ -16,6 +16,10 @@ from runtime.errors import ModelInvalid, ModelUnsupported
 # exported program is none of these.
 
 ONNX_SUFFIX = ".onnx"
+GGUF_SUFFIX = ".gguf"
+"""llama.cpp's."""
+PROJECTOR_PREFIX = "mmproj"
+"""Of the file beside a model that makes its tokens from images."""
 SKOPS_SUFFIX = ".skops"
 LIGHTGBM_SUFFIX = ".txt"
 XGBOOST_SUFFIXES = (".ubj", ".bst", ".xgb", ".json")
@@ -48,6 +52,7 @@ _HARDLY_MODELS = re.compile(
     r"|manifest|info|notes?|summary|args|history|log|card)\.[a-z]+"
 )
 """Text files that are models only where no other file may be one."""
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _NOT_DATA = (".md", ".py", ".yaml", ".yml", ".pbtxt", ".csv", ".parquet", ".safetensors", ".pt2",
              ".h5", ".msgpack", SKOPS_SUFFIX, *CODE_SUFFIXES)  # fmt: skip
 _NOT_DATA_NAMES = re.compile(r"MLmodel|(pytorch|tf|flax)_model.*|.*\.(png|jpe?g|gif|spm|model)")
@@ -64,7 +69,10 @@ def library_files(
     """
     paths = sorted(paths)
     names = {PurePosixPath(path).name for path in paths}
-    if names & _OTHER_MODELS or any(path.endswith(_OTHER_SUFFIXES) for path in paths):
+    has_weights = any(path.endswith(_OTHER_SUFFIXES) for path in paths)
+    if not has_weights and (gguf := [path for path in paths if path.endswith(GGUF_SUFFIX)]):
+        return _gguf_files(gguf, uri)
+    if names & _OTHER_MODELS or has_weights:
         return ()
     paths = in_highest_version(paths, (*LIBRARY_SUFFIXES, *CODE_SUFFIXES))
     if found := model_of_suffixes(paths, LIBRARY_SUFFIXES, uri):
@@ -74,6 +82,14 @@ def library_files(
             return (_only(code, uri),)
         raise ModelUnsupported(f"{uri} has {code[:4]}: {PICKLE_ADVICE}")
     return ()
+
+
+def _gguf_files(paths: Sequence[str], uri: str) -> tuple[str, ...]:
+    """A model's file, or its parts in their order, then its projector; raises ModelInvalid."""
+    projectors = [path for path in paths if _name(path).startswith(PROJECTOR_PREFIX)]
+    models = [path for path in paths if path not in projectors]
+    are_parts = len({_PART.sub("", path) for path in models}) == 1 and len(models) > 1
+    return (*(models if are_parts else (_only(models, uri),)), *projectors[:1])
 
 
 def model_of_suffixes(paths: Iterable[str], suffixes: Sequence[str], uri: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, check_item_count
+from registry.domain.model import EngineChoice
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InferenceFailed
 from runtime.tasks.server_task import ServerBatching
@@ -19,8 +20,9 @@ from runtime.tasks.text_generation import new_tokens
 class EngineTask(Processor):
     """V1 and V2 of generated texts, as our own engine has them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: EngineChoice) -> None:
         """`folder`: of the model's small files."""
+        self._engine = engine
         self.batching = ServerBatching()
         self._new_tokens = new_tokens(folder)
         path = folder / "generation_config.json"
@@ -29,7 +31,7 @@ class EngineTask(Processor):
 
     @property
     def platform(self) -> str:
-        return "vllm"
+        return str(self._engine)
 
     def input_types(self) -> list[dict[str, Any]]:
         return [TEXT_TYPE]

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from registry.domain.model import EngineChoice, ModelName, ModelSpec
+from runtime.engines.vllm_adapter import VllmAdapter
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, post, predict, wait_idle
@@ -141,7 +142,7 @@ def test_a_python_without_vllm_is_answered_with_the_reason(cluster: Cluster, tex
     pod = cluster.pod("pod-b", engine_python="/usr/bin/python3", memory_bytes=8 << 30)
     cluster.declare("llama", texts / "llama")
     found = post(f"{pod.url}/openai/v1/completions", {"model": "llama", "prompt": "x"})
-    assert (found.status_code, "cannot import vLLM" in found.text) == (501, True), found.text
+    assert (found.status_code, "cannot run vLLM" in found.text) == (501, True), found.text
 
 
 def session_of(leader: int) -> list[int]:
@@ -185,6 +186,24 @@ def test_an_unloaded_model_sleeps_and_wakes_in_its_process(
     found = _ask(pod)
     assert (found.status_code, found.json()["pid"]) == (200, first)
     assert found.headers["x-pilotlight-start"] == "host"
+
+
+def test_a_preload_to_tier_host_is_an_engine_asleep(
+    small_python: str, cluster: Cluster, texts: Path
+) -> None:
+    pod = cluster.pod(
+        "pod-b", engine_python=small_python, memory_bytes=400 << 20, host_bytes=8 << 30
+    )
+    spec = cluster.declare("llama", texts / "llama")
+    url = f"{pod.url}/v2/repository/models/default~llama/load"
+    found = post(url, {"parameters": {"tier": "host"}})
+    assert found.status_code == 200, found.text
+    servers.wait_until(lambda: cluster.tiers(spec) == {"pod-b": "host"})
+    assert _ask(pod).headers["x-pilotlight-start"] == "host"
+    cluster.declare("other", texts / "llama")
+    refused = post(url.replace("llama/load", "other/load"), {"parameters": {"tier": "host"}})
+    assert refused.is_error
+    assert "bytes are free" in refused.text
 
 
 @pytest.mark.parametrize(
@@ -252,15 +271,23 @@ def test_an_engine_that_hangs_is_killed_and_started_again(
     assert (found.status_code, found.json()["pid"] != first) == (200, True), found.text
 
 
-def test_an_engine_without_free_blocks_takes_no_more(
+def test_slots_follow_what_the_engine_holds(
     small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
 ) -> None:
-    """As its metrics say: the gateway sends the request elsewhere, or queues it."""
-    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
-    cluster.declare("llama", with_fault(texts / "llama", tmp_path / "model", waiting=9))
+    """By its metrics: while requests wait there, the gateway sends others elsewhere, or queues."""
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30, retire_grace=0.1)
+    own = _slots(cluster)
+    cluster.declare("llama", texts / "llama")
     _ask(pod)
-    servers.wait_until(lambda: _ask(pod).status_code == 429)
-    assert _ask(pod).headers["x-pilotlight-not-executed"] == "slots"
+    servers.wait_until(lambda: _slots(cluster) == own + VllmAdapter.sequences)
+    cluster.declare("full", with_fault(texts / "llama", tmp_path / "model", waiting=9))
+    _unload(pod)
+    _ask(pod, "full")
+    servers.wait_until(lambda: _slots(cluster) == own + 1)
+
+
+def _slots(cluster: Cluster) -> int:
+    return cluster.do(lambda registry: registry.cluster()).pods["pod-b"].slots
 
 
 # Adapters

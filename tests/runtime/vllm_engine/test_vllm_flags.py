@@ -1,8 +1,21 @@
 """What vLLM is started with, and what its metrics say."""
 
+import os
+from pathlib import Path
+
+import pytest
+
 from registry.domain.model import ModelName, ModelSpec, Precision, TaskOptions
-from runtime.engines.engine_processes import EngineLoad, load_of, stages_of
-from runtime.engines.vllm_flags import served_names, server_arguments
+from runtime.engines.engine_adapter import (
+    EngineLoad,
+    EngineStart,
+    load_of,
+    served_names,
+    slots_of,
+    stages_of,
+)
+from runtime.engines.engine_processes import open_folder
+from runtime.engines.vllm_adapter import VllmAdapter
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -15,8 +28,27 @@ vllm:generation_tokens_total{engine="0",model_name="m"} 2.0
 
 
 def test_the_load_is_read_from_the_metrics() -> None:
-    assert load_of(METRICS) == EngineLoad(running=3, waiting=2, cache_used=0.25, tokens=42)
-    assert load_of("") == EngineLoad()
+    found = load_of(METRICS, VllmAdapter.metrics)
+    assert found == EngineLoad(running=3, waiting=2, cache_used=0.25, tokens=42)
+    assert load_of("", VllmAdapter.metrics) == EngineLoad()
+
+
+@pytest.mark.parametrize(
+    ("load", "has_queued", "slots"),
+    [
+        pytest.param(EngineLoad(), False, 256, id="idle"),
+        pytest.param(EngineLoad(running=10, cache_used=0.5), False, 20, id="half-of-its-blocks"),
+        pytest.param(EngineLoad(running=10, cache_used=0.001), False, 256, id="short-requests"),
+        pytest.param(EngineLoad(running=3, cache_used=1.0), False, 3, id="no-block"),
+        pytest.param(EngineLoad(running=3, waiting=2, cache_used=0.5), False, 6, id="just-came"),
+        pytest.param(EngineLoad(running=3, waiting=2, cache_used=0.5), True, 3, id="queued"),
+        pytest.param(EngineLoad(waiting=9), True, 1, id="never-none"),
+    ],
+)
+def test_an_engine_holds_as_many_as_its_free_blocks_take(
+    load: EngineLoad, has_queued: bool, slots: int
+) -> None:
+    assert slots_of(load, has_queued, 256) == slots
 
 
 def test_stages_of_a_start_are_those_of_the_log() -> None:
@@ -24,7 +56,8 @@ def test_stages_of_a_start_are_those_of_the_log() -> None:
 (Worker pid=1) INFO 11-30 08:49:40 [default_loader.py:501] Loading weights took 1.50 seconds
 (EngineCore pid=2) INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 2 s
 """
-    assert stages_of(log, 10.0) == {"process": 6.5, "weights": 1.5, "warm-up": 2.0}
+    found = stages_of(log, 10.0, VllmAdapter.stages)
+    assert found == {"process": 6.5, "weights": 1.5, "warm-up": 2.0}
 
 
 def test_arguments_of_the_model_come_last() -> None:
@@ -35,9 +68,10 @@ def test_arguments_of_the_model_come_last() -> None:
         options=TaskOptions(max_tokens=99),
         engine_args=("--max-num-seqs=4",),
     )
-    found = server_arguments(
-        spec, "/m", "/s", cache_bytes=7, device_share=0.25, can_sleep=True, lora=False
+    start = EngineStart(
+        spec, Path("/m"), Path("/c"), 7, device_share=0.25, threads=2, can_sleep=True, lora=False
     )
+    found = VllmAdapter("python").arguments(start, "/s")
     assert found[:2] == ["--model", "/m"]
     for pair in (["--kv-cache-memory-bytes", "7"], ["--gpu-memory-utilization", "0.250"],
                  ["--dtype", "bfloat16"], ["--max-model-len", "99"], ["--uds", "/s"]):  # fmt: skip
@@ -49,3 +83,14 @@ def test_arguments_of_the_model_come_last() -> None:
 def test_a_model_is_called_by_all_of_its_names() -> None:
     assert served_names(ModelName("default", "m")) == ("m", "default/m", "default~m")
     assert served_names(ModelName("team", "m")) == ("team/m", "team~m")
+
+
+def test_folders_that_killed_pods_left_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / "pilotlight-engines-left"
+    left.mkdir()
+    used, lock = open_folder(tmp_path)
+    another, other_lock = open_folder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([used, another])
+    assert used.stat().st_mode & 0o777 == 0o700
+    for each in (lock, other_lock):
+        os.close(each)

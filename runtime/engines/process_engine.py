@@ -1,22 +1,23 @@
-"""vLLM as the engine of a model: which models it takes, their loads and unloads in processes."""
+"""Engines in processes of their own as those of models: which take which, loads, unloads, sleep."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from common.http_connection import HttpError
-from registry.domain.model import EngineChoice, ModelSpec, Task, Tier, name_of_key
+from registry.domain.model import EngineChoice, ModelSpec, Tier
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
+from runtime.engines.engine_adapter import EngineAdapter, EngineStart, served_names
 from runtime.engines.engine_processes import EngineProcess, EngineProcesses
+from runtime.engines.llama_cpp_adapter import LlamaCppAdapter
 from runtime.engines.server_process import message_of
-from runtime.engines.vllm_flags import GENERATING, served_names, server_arguments, server_variables
-from runtime.errors import LoadFailed, NeedsMissing, ServerUnavailable, SlotsFull
+from runtime.engines.vllm_adapter import VllmAdapter
+from runtime.errors import LoadFailed, NeedsMissing, ServerUnavailable
 from runtime.storage.load_priority import LoadTicket
 
 if TYPE_CHECKING:
@@ -24,19 +25,14 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PROCESS_BYTES: Final = 3 << 29
-"""Assumed of an engine's processes beside weights and cache, until one has been measured."""
-
 ALIGNMENT_BYTES: Final = 1 << 20
 """More than what the layout of files adds to their sizes."""
-ENGINE_SLOTS: Final = 256
-"""Of a pod with engines: as many sequences as vLLM has in a batch by default."""
-LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
-UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
 LORA_S: Final = 60.0
 """Time limit of a load of an adapter."""
-MAX_WAITING: Final = 8
-"""Requests that may wait in an engine: its next batch. More wait in the gateway, by tenant."""
+PROGRAM_FLAGS: Final = {
+    EngineChoice.VLLM: "--engine-python",
+    EngineChoice.LLAMA_CPP: "--llama-server",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +45,13 @@ class EngineModel:
     memory_bytes: int
 
 
-class Vllm:
-    """The models of a pod that vLLM runs. Belongs to the event loop, but for its constants."""
+class ProcessEngines:
+    """The models of a pod that such engines run. Belongs to the event loop."""
 
     def __init__(
         self,
         processes: EngineProcesses,
+        adapters: Sequence[EngineAdapter],
         default: EngineChoice,
         *,
         cache_bytes: int,
@@ -67,6 +64,7 @@ class Vllm:
 
         Args:
             processes: the engines.
+            adapters: those that the pod has.
             default: for models that leave the choice to the pod.
             cache_bytes: of key-value blocks, for each.
             budget_bytes: of the pod's models together.
@@ -75,7 +73,7 @@ class Vllm:
             threads: of a CPU, for each.
         """
         self.processes = processes
-        self._default = default
+        self._adapters, self._default = adapters, default
         self._cache_bytes, self._device_bytes = cache_bytes, device_bytes
         self._budget_bytes, self._host_bytes = budget_bytes, host_bytes
         self._threads = threads
@@ -83,72 +81,72 @@ class Vllm:
         self._measured: dict[str, int] = {}
         self.has_adapters: Callable[[ModelSpec], bool] = lambda _spec: False
 
-    async def takes(self, spec: ModelSpec, folder: Path) -> bool:
-        """Whether vLLM runs the model with these small files.
+    async def find(self, spec: ModelSpec, folder: Path) -> EngineAdapter | None:
+        """The engine of the model with these small files; None: the pod's own runs it.
 
         Raises NeedsMissing, EngineMissing.
         """
         choice = self._default if spec.engine is EngineChoice.AUTO else spec.engine
         if choice is EngineChoice.OWN or spec.base:
-            return False
-        architectures = _architectures(folder)
-        if choice is EngineChoice.AUTO:
-            is_text = spec.task in (None, Task.TEXT_GENERATION)
-            if not is_text or not any(each.endswith(GENERATING) for each in architectures):
-                return False
-        known = (await self.processes.known_facts()).architectures
-        if known.intersection(architectures):
-            return True
-        if choice is EngineChoice.AUTO or not architectures:
-            return False
-        raise NeedsMissing(
-            f"vLLM does not know the architecture {', '.join(architectures)}: leave out the"
-            " annotation pilotlight.io/engine"
-        )
+            return None
+        is_auto = choice is EngineChoice.AUTO
+        for adapter in self._adapters:
+            if adapter.suits(spec, folder) if is_auto else adapter.choice is choice:
+                facts = await self.processes.known_facts(adapter)
+                problem = adapter.refusal(folder, facts)
+                if not problem:
+                    return adapter
+                if spec.engine is choice:
+                    raise NeedsMissing(f"{problem}: leave out the annotation pilotlight.io/engine")
+        if spec.engine is not EngineChoice.AUTO:  # else it was found, or refused
+            raise NeedsMissing(missing(spec.engine))
+        return None
 
-    def expected_bytes(self, key: str, weight_bytes: int) -> int:
+    def expected_bytes(self, adapter: EngineAdapter, key: str, weight_bytes: int) -> int:
         """Memory of a model with its engine: as measured, else an estimate."""
         if key in self._measured:
             return self._measured[key]
         least = weight_bytes + self._cache_bytes
-        return max(least, min(least + PROCESS_BYTES, self._budget_bytes - ALIGNMENT_BYTES))
+        most = self._budget_bytes - ALIGNMENT_BYTES
+        return max(least, min(least + adapter.process_bytes, most))
 
     def load(
-        self, spec: ModelSpec, folder: Path, weight_bytes: int, ticket: LoadTicket
+        self,
+        adapter: EngineAdapter,
+        spec: ModelSpec,
+        folder: Path,
+        weight_bytes: int,
+        ticket: LoadTicket,
     ) -> EngineModel:
-        """Start the model's engine; ends early with the ticket. Blocks, in a thread."""
-        return self._on_loop(self._load(spec, folder, weight_bytes), ticket)
+        """Start or wake the model's engine; ends early with the ticket. Blocks, in a thread."""
+        return self._on_loop(self._load(adapter, spec, folder, weight_bytes), ticket)
 
-    async def _load(self, spec: ModelSpec, folder: Path, weight_bytes: int) -> EngineModel:
+    async def _load(
+        self, adapter: EngineAdapter, spec: ModelSpec, folder: Path, weight_bytes: int
+    ) -> EngineModel:
         process = await self.processes.wake(spec.key)
         if process is None:
-            process = await self._start(spec, folder, weight_bytes)
+            process = await self._start(adapter, spec, folder, weight_bytes)
         return EngineModel(process, served_names(spec.name), self._measured[spec.key])
 
-    async def _start(self, spec: ModelSpec, folder: Path, weight_bytes: int) -> EngineProcess:
-        processes, lora = self.processes, self.has_adapters(spec)
-        can_sleep = (await processes.known_facts()).can_sleep
-
-        share = self.expected_bytes(spec.key, weight_bytes) / max(1, self._device_bytes)
-
-        def arguments(socket: str) -> list[str]:
-            return server_arguments(
-                spec,
-                str(folder),
-                socket,
-                cache_bytes=self._cache_bytes,
-                device_share=min(1.0, share) if self._device_bytes else None,
-                can_sleep=can_sleep,
-                lora=lora,
-            )
-
-        variables = server_variables(
-            can_sleep=can_sleep, lora=lora, cache=str(processes.cache), threads=self._threads
+    async def _start(
+        self, adapter: EngineAdapter, spec: ModelSpec, folder: Path, weight_bytes: int
+    ) -> EngineProcess:
+        share = self.expected_bytes(adapter, spec.key, weight_bytes) / max(1, self._device_bytes)
+        start = EngineStart(
+            spec,
+            folder,
+            self.processes.cache,
+            self._cache_bytes,
+            device_share=min(1.0, share) if self._device_bytes else None,
+            threads=self._threads,
+            can_sleep=(await self.processes.known_facts(adapter)).can_sleep,
+            lora=self.has_adapters(spec),
         )
-        process = await processes.start(spec.key, arguments, variables)
-        process.takes_adapters = lora
+        process = await self.processes.start(adapter, start)
         # At least what it may take by its flags: what others gave back meanwhile hides it.
-        self._measured[spec.key] = max(process.memory_bytes, self._cache_bytes)
+        least = 0 if adapter.fills_cache else self._cache_bytes
+        self._measured[spec.key] = max(process.memory_bytes, least)
         return process
 
     def _on_loop(self, work: Coroutine[Any, Any, Result], ticket: LoadTicket) -> Result:
@@ -169,24 +167,17 @@ class Vllm:
         finally:
             ticket.remove_listener(on_change)
 
-    def check_room(self, loaded: EngineModel) -> None:
-        """Raises SlotsFull while requests wait in the engine, for free blocks of its cache."""
-        load = loaded.process.load
-        if load.waiting >= MAX_WAITING:
-            raise SlotsFull(
-                f"{load.waiting} requests wait in the engine of {name_of_key(loaded.process.key)},"
-                f" whose cache is used to {load.cache_used:.0%}"
-            )
-
     # Adapters, which share the engine of their base
 
     def load_adapter(
         self, spec: ModelSpec, base: EngineModel, folder: Path, ticket: LoadTicket
     ) -> EngineModel:
         """Have the base's engine read an adapter. Blocks; raises LoadFailed, ServerUnavailable."""
-        name = served_names(spec.name)[0]
+        adapter, name = base.process.adapter, served_names(spec.name)[0]
+        if not (path := adapter.load_adapter):
+            raise NeedsMissing(f"{adapter.title}, which runs {spec.base}, loads no adapters")
         document = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
-        work = self.processes.call(base.process, "POST", LOAD_ADAPTER, document, timeout_s=LORA_S)
+        work = self.processes.call(base.process, "POST", path, document, timeout_s=LORA_S)
         try:
             answer = self._on_loop(work, ticket)
         except HttpError as error:
@@ -194,7 +185,9 @@ class Vllm:
                 f"the engine of {spec.base} does not answer: {error}"
             ) from error
         if not answer.is_success:
-            raise LoadFailed(f"vLLM refused the adapter {spec.name}: {message_of(answer)}")
+            raise LoadFailed(
+                f"{adapter.title} refused the adapter {spec.name}: {message_of(answer)}"
+            )
         size_bytes = sum(each.stat().st_size for each in folder.iterdir())
         return EngineModel(base.process, (name,), size_bytes)
 
@@ -204,9 +197,9 @@ class Vllm:
             self.processes.in_background(self._unload_adapter(loaded))
 
     async def _unload_adapter(self, loaded: EngineModel) -> None:
-        document = {"lora_name": loaded.names[0]}
+        path, document = loaded.process.adapter.unload_adapter, {"lora_name": loaded.names[0]}
         with suppress(HttpError):  # it ends
-            await self.processes.call(loaded.process, "POST", UNLOAD_ADAPTER, document)
+            await self.processes.call(loaded.process, "POST", path, document)
 
     # Sleep
 
@@ -229,9 +222,9 @@ class Vllm:
         return self.processes.slept_bytes.get(key) or self._measured.get(key, 0)
 
     def _can_sleep(self, key: str) -> bool:
-        facts = self.processes.facts
+        engine = self.processes.by_key.get(key)
         has_room = 0 < self._sleep_bytes(key) <= self._host_bytes()
-        return has_room and facts is not None and facts.can_sleep
+        return has_room and engine is not None and engine.can_sleep
 
     def _make_room(self, needed_bytes: int) -> bool:
         """Whether the node's memory takes one more sleeper; ends others if it must."""
@@ -252,6 +245,11 @@ class Vllm:
         """The node's memory that a sleeping model has; 0: it does not sleep."""
         return next((e.host_bytes for e in self.processes.sleepers() if e.key == key), 0)
 
+    async def has_fallen_asleep(self, key: str) -> bool:
+        """Whether the model sleeps, once those that were to sleep or end have done so."""
+        await self.processes.wait_freed()
+        return self.asleep_bytes(key) > 0
+
     def remainder_bytes(self, but: str = "") -> int:
         """Memory of the device that models asleep keep, all but one."""
         return sum(e.remainder_bytes for e in self.processes.sleepers() if e.key != but)
@@ -268,41 +266,24 @@ class Vllm:
         return Tier.DISK if is_on_disk else Tier.REMOTE
 
 
-class LoraEngine(Engine):
-    """The engine of one load of an adapter."""
-
-    name = "vllm adapter"
-    uses_device = False
-    reads_files = True
-
-    def __init__(self, vllm: Vllm, spec: ModelSpec, base: EngineModel, ticket: LoadTicket) -> None:
-        self._vllm, self._spec, self._base, self._ticket = vllm, spec, base, ticket
-
-    def skeleton_key(self, model: ModelFolder) -> str:
-        return f"{self.name} {self._spec.key}"
-
-    def build_skeleton(
-        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
-    ) -> Skeleton:
-        return LoadedSkeleton(
-            key,
-            lambda _weights: self._vllm.load_adapter(
-                self._spec, self._base, model.path, self._ticket
-            ),
-            self._vllm.release_adapter,
-            has_inferred=True,
-        )
-
-
-class VllmEngine(Engine):
+class ProcessEngine(Engine):
     """The engine of one load."""
 
-    name = "vllm"
     uses_device = False
     reads_files = True
 
-    def __init__(self, vllm: Vllm, spec: ModelSpec, ticket: LoadTicket) -> None:
-        self._vllm, self._spec, self._ticket = vllm, spec, ticket
+    def __init__(
+        self,
+        engines: ProcessEngines,
+        adapter: EngineAdapter,
+        spec: ModelSpec,
+        ticket: LoadTicket,
+        base: EngineModel | None = None,
+    ) -> None:
+        """`base`: of a LoRA adapter."""
+        self.name = str(adapter.choice)
+        self._engines, self._adapter, self._base = engines, adapter, base
+        self._spec, self._ticket = spec, ticket
 
     def skeleton_key(self, model: ModelFolder) -> str:
         return f"{self.name} {self._spec.key}"
@@ -310,22 +291,32 @@ class VllmEngine(Engine):
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
     ) -> Skeleton:
-        size_bytes = sum(file.size_bytes for file in model.tensors)
-        return LoadedSkeleton(
-            key,
-            lambda _weights: self._vllm.load(self._spec, model.path, size_bytes, self._ticket),
-            self._vllm.release,
-            has_inferred=True,
-        )
+        engines, size_bytes = self._engines, sum(file.size_bytes for file in model.tensors)
+
+        def load(_weights: object) -> EngineModel:
+            if self._base is not None:
+                return engines.load_adapter(self._spec, self._base, model.path, self._ticket)
+            return engines.load(self._adapter, self._spec, model.path, size_bytes, self._ticket)
+
+        release = engines.release if self._base is None else engines.release_adapter
+        return LoadedSkeleton(key, load, release, has_inferred=True)
 
     def working_bytes(self, weight_bytes: int) -> int:
-        return max(0, self._vllm.expected_bytes(self._spec.key, weight_bytes) - weight_bytes)
+        if self._base is not None:
+            return 0
+        expected_bytes = self._engines.expected_bytes(self._adapter, self._spec.key, weight_bytes)
+        return max(0, expected_bytes - weight_bytes)
 
 
-def _architectures(folder: Path) -> list[str]:
-    """As config.json names them; none without a readable one."""
-    try:
-        found = json.loads((folder / "config.json").read_text()).get("architectures")
-    except (OSError, ValueError, AttributeError):
-        return []
-    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+def adapters_of(python: str, llama_server: str) -> list[EngineAdapter]:
+    """The engines of a pod with these settings."""
+    llama_cpp = [LlamaCppAdapter(llama_server)] if llama_server else []
+    return [*llama_cpp, *([VllmAdapter(python)] if python else [])]
+
+
+def missing(choice: EngineChoice) -> str:
+    """What a pod without this engine answers."""
+    return (
+        f"pilotlight.io/engine is {choice}, which this pool's pods do not have: give them"
+        f" {PROGRAM_FLAGS[choice]}, or take a pool that has it"
+    )
