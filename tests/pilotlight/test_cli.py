@@ -107,6 +107,11 @@ def test_invalid_input_ends_with_status_2(
             id="no Python with vLLM",
         ),
         pytest.param(
+            ("--llama-server", "no-server"),
+            "--llama-server must be llama.cpp's server",
+            id="no server of llama.cpp",
+        ),
+        pytest.param(
             ("--engine-command", "mlserver start ."),
             "--engine-command must hold {port}",
             id="command without port",

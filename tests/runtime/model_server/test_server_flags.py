@@ -9,10 +9,10 @@ COMMAND = "mlserver start {repository} --port {port}"
 
 
 def _problems(
-    *, url: str = "", command: str = "", repository: str = "", metrics: str = "", python: str = ""
+    *, url: str = "", command: str = "", repository: str = "", metrics: str = "", programs: str = ""
 ) -> list[str]:
     return server_problems(
-        url=url, command=command, repository=repository, metrics=metrics, python=python
+        url=url, command=command, repository=repository, metrics=metrics, programs=programs
     )
 
 
@@ -28,7 +28,7 @@ def test_what_goes_together_has_no_problems() -> None:
         pytest.param({"url": URL}, "needs --engine-repository", id="url-alone"),
         pytest.param({"url": URL, "command": COMMAND}, "exclude", id="both"),
         pytest.param({"repository": "/m"}, "needs --engine-url or", id="repository-alone"),
-        pytest.param({"url": URL, "python": "python3"}, "exclude", id="server-and-engines"),
+        pytest.param({"url": URL, "programs": "python3"}, "exclude", id="server-and-engines"),
         pytest.param({"metrics": URL}, "--engine-metrics needs", id="metrics-alone"),
         pytest.param({"url": "localhost:8000", "repository": "/m"}, "must be a URL", id="no-url"),
         pytest.param({"url": "http://a:x", "repository": "/m"}, "must be a URL", id="bad-port"),
