@@ -86,7 +86,6 @@ class _File(_Object):
 
 
 def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str, Any]:
-    """The file as a document."""
     return {
         "pilotlight_profiles": 1,
         "model": str(spec.name),

@@ -182,7 +182,6 @@ class StateDir:
                 time.sleep(0.01)
 
     def is_locked(self) -> bool:
-        """Whether a platform runs in this directory."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):

@@ -130,7 +130,7 @@ def create_api(scheduler: Scheduler, secret: PodSecret, metrics: SchedulerMetric
 
     @api.exception_handler(WorkflowError)
     def workflow_error(_: Request, error: WorkflowError) -> JSONResponse:
-        return _refusal(str(error), error.reason, error.status, line=error.line)
+        return _refusal(str(error), error.reason, error.status, error.line)
 
     @api.exception_handler(RegistryUnavailable)
     def registry_unavailable(_: Request, error: RegistryUnavailable) -> JSONResponse:
@@ -156,13 +156,11 @@ class SecretCheck:
         await self._app(scope, receive, send)
 
 
-def _refusal(
-    message: str, reason: str, status: int, *, line: int | None = None, **headers: str
-) -> JSONResponse:
+def _refusal(message: str, reason: str, status: int, line: int | None = None) -> JSONResponse:
     document: dict[str, Any] = {"error": message, "reason": reason}
     if line is not None:
         document["line"] = line
-    shown = {"x-pilotlight-reason": reason, **headers}
+    shown = {"x-pilotlight-reason": reason}
     if status in (429, 503):
         shown["retry-after"] = "1"
     return JSONResponse(document, status, headers=shown)
@@ -331,7 +329,6 @@ def _failed(run: Run) -> JSONResponse:
 
 
 def error_document(error: Any) -> dict[str, Any]:
-    """A run's error as responses show it."""
     shown = {"error": error["message"], "reason": error["reason"]}
     return shown | {key: error[key] for key in ("line", "exception") if key in error}
 

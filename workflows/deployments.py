@@ -398,7 +398,6 @@ class Deployments:
             run.host.runner.send({**message, "run": run.execution})
 
     def forget(self, run: Run) -> None:
-        """A run is over."""
         deployment, run.host = run.host, None
         if not isinstance(deployment, Deployment):
             return
@@ -426,7 +425,6 @@ class Deployments:
             )
 
     def stop(self) -> None:
-        """End all runners."""
         for runner in self._runners:
             runner.end()
 

@@ -34,11 +34,9 @@ class Journal:
         self._on_lost = on_lost
 
     def step_ended(self, run: Run, step: RunStep) -> None:
-        """Record a step's result."""
         self._append(run, _step_entry(step))
 
     def delivered(self, run: Run, delivery: Delivery) -> None:
-        """Record what the run's code got next."""
         self._append(run, _delivery_entry(delivery))
 
     def _append(self, run: Run, entry: Mapping[str, Any]) -> None:
@@ -105,7 +103,10 @@ def _recorded_entry(number: int, step: RecordedStep) -> dict[str, Any]:
     if step.error is not None:
         entry["error"] = step.error
     elif step.outputs is not None:
-        entry["outputs"] = _encoded(step.outputs)
+        entry["outputs"] = [
+            [each.name, each.datatype, each.shape, base64.b64encode(each.raw).decode()]
+            for each in step.outputs.values()
+        ]
     return entry
 
 
@@ -153,13 +154,6 @@ def read_entries(
                     digest, None if outputs is None else _decoded(outputs), entry.get("error")
                 )
     return recorded, deliveries
-
-
-def _encoded(outputs: Mapping[str, StoredTensor]) -> list[list[Any]]:
-    return [
-        [each.name, each.datatype, each.shape, base64.b64encode(each.raw).decode()]
-        for each in outputs.values()
-    ]
 
 
 def _decoded(outputs: Sequence[Sequence[Any]]) -> dict[str, StoredTensor]:

@@ -336,7 +336,6 @@ class WorkflowKnowledge:
     # Storage
 
     def as_json(self, now_s: float) -> dict[str, Any]:
-        """All counts as of now."""
         inputs = self._positions.counts.as_json(now_s)
         return {"at_s": now_s, "steps": self.predictor.as_json(now_s), "inputs": inputs}
 

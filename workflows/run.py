@@ -84,7 +84,6 @@ class RunStep:
 
     @property
     def has_data_elsewhere(self) -> bool:
-        """Whether only a pod has data of its outputs."""
         return any(each.is_elsewhere for each in (self.outputs or {}).values())
 
     def forget_kept(self) -> None:
@@ -97,7 +96,6 @@ class RunStep:
 
     @property
     def sources(self) -> list[int]:
-        """Steps whose outputs it takes."""
         found = (source_of(each) for each in self.inputs.values())
         return sorted({each for each in found if each is not None})
 

@@ -301,7 +301,6 @@ class RunControl:
         self._planner.end(run, is_learned=is_learned)
 
     def deadline_timer(self, run: Run) -> asyncio.TimerHandle:
-        """The timer that ends a run at its deadline."""
         seconds = run.deadline_s - run.begun_s
         message = f"the run did not end within its deadline of {seconds:g} s"
         left_s = max(0.0, run.deadline_s - self._planner.now_s())

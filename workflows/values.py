@@ -55,7 +55,6 @@ class StoredTensor:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether only a pod has the data."""
         return self.kept is not None and not self.raw
 
 
@@ -78,7 +77,6 @@ def tensor_of(name: str, argument: Mapping[str, Any]) -> StoredTensor:
 
 
 def text_tensor(name: str, text: str) -> StoredTensor:
-    """A tensor of one text."""
     return _stored(bytes_tensor(name, [text.encode()]))
 
 

@@ -52,7 +52,6 @@ class Fit:
     smoothing: SmoothingFit
 
     def take(self, rows: Integers) -> "Fit":
-        """The parameters of the models at `rows`."""
         return replace(
             self,
             patterns=_take(self.patterns, rows),
@@ -177,7 +176,6 @@ class Demand:
     """(models,): P(arrival within the next minute), see `autoscaler.forecasting.recency`."""
 
     def take(self, rows: Integers) -> "Demand":
-        """The demand of the models at `rows`."""
         return replace(
             self,
             history=None if self.history is None else self.history.take(rows),
@@ -196,7 +194,6 @@ class FittedModel:
     origin_s: float
 
     def take(self, rows: Integers) -> "FittedModel":
-        """The parameters of the models at `rows`."""
         models = tuple(self.models[row] for row in rows.tolist())
         return replace(self, fit=self.fit.take(rows), models=models)
 

@@ -168,8 +168,6 @@ _NEAR_BEST: Final = 0.85
 
 
 class ArrivalPattern(IntEnum):
-    """Patterns of arrivals."""
-
     SPARSE = 0
     PERIODIC = 1
     STEADY = 2

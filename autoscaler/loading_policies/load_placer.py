@@ -135,7 +135,6 @@ class MarginalValue:
         self._work.remove(model, pod)
 
     def add_copy(self, model: ModelView, pod: str) -> None:
-        """Adds a copy that is being loaded."""
         self._work.add(model, pod)
 
 

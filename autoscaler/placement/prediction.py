@@ -137,8 +137,6 @@ _STEP: Final = log(1.1)
 
 @dataclass(slots=True)
 class _Running:
-    """A replica with its part of the load."""
-
     replica: PlacedReplica
     times: BatchTimes
     rate_rps: float

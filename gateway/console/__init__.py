@@ -30,8 +30,6 @@ HEADERS: Final = {
 
 
 class Pages:
-    """Renders templates."""
-
     def __init__(
         self, gateway: str, folder: Path = Path(__file__).parent, *, is_open: bool = False
     ) -> None:
@@ -68,7 +66,6 @@ def viewer_of(request: Request) -> str | None:
 
 
 def model_url(name: str) -> str:
-    """The page of the model `namespace/name`."""
     return f"{PREFIX}/models/{quote(name)}"
 
 

@@ -152,8 +152,6 @@ _NO_EXPLANATION: Final[Mapping[str, Any]] = {
 
 @dataclass(eq=False)
 class Console:
-    """The pages, and what they read."""
-
     watch: ClusterWatch
     metrics: GatewayMetrics
     recent: RecentRequests

@@ -40,8 +40,6 @@ Result = TypeVar("Result")
 
 
 class WorkflowProxy:
-    """Requests to one scheduler."""
-
     def __init__(
         self,
         url: str,

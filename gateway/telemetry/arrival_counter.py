@@ -52,7 +52,6 @@ class ArrivalCounter:
         self._reported_at_s = 0.0
 
     def count(self, model: ModelName) -> None:
-        """Count a request for a declared model."""
         second = int(time.monotonic())
         counts = self._by_second.get(second)
         if counts is None:

@@ -378,7 +378,7 @@ def decision_text(decision: Decision, options: Sequence[RoutingOption] = ()) -> 
     if isinstance(decision, Wait):
         return _WAITS.get(decision.reason, f"waits: {decision.reason}") + _time(decision.forecast)
     done = _SENT.get(decision.reason, "sent to {predict}")
-    taken = next((each for each in options if _is_taken(each, decision)), None)
+    taken = next((each for each in options if _identity(each) == _identity(decision)), None)
     forecast = decision.forecast or (None if taken is None else taken.forecast)
     text = done.format(predict=decision.predict, entry=decision.entry) + _time(forecast)
     others = [each for each in options if each is not taken]
@@ -405,12 +405,8 @@ def _next_best(taken: RoutingOption, others: Sequence[RoutingOption]) -> str:
     return f"; next best: {best.name}{at}, {duration(difference_s)} more in all"
 
 
-def _is_taken(option: RoutingOption, decision: SendTo) -> bool:
-    return (option.reason, option.entry, option.predict) == (
-        decision.reason,
-        decision.entry,
-        decision.predict,
-    )
+def _identity(way: RoutingOption | SendTo) -> tuple[Reason, str, str]:
+    return way.reason, way.entry, way.predict
 
 
 def duration(seconds: float) -> str:

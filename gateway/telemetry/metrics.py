@@ -104,8 +104,6 @@ def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str
 
 
 class LabelledHistogram(Collector):
-    """A histogram with one label."""
-
     def __init__(
         self,
         name: str,
@@ -278,7 +276,6 @@ class GatewayMetrics:
             each.remove(model)
 
     def end(self, request: RecentRequest) -> None:
-        """Count a request that has ended, later."""
         self._ended.append(request)
         if len(self._ended) >= _FOLDED:
             self.fold()

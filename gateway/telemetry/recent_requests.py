@@ -59,9 +59,9 @@ class RecentRequest(NamedTuple):
     start: str
     """`warm`, or the tier that it waited for; empty if no pod responded."""
     status: int
-    pod: str
-    timings: StageTimings | None
-    expected_s: float | None
+    pod: str = ""
+    timings: StageTimings | None = None
+    expected_s: float | None = None
     """Forecast of the routing decision, if it was measured."""
     error: str = ""
     """The message of an error's response."""

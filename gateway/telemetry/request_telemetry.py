@@ -166,14 +166,9 @@ class RequestTelemetry:
             request_id: empty if it was not read.
             took_s: from the end of the request's head to the response.
         """
+        reason, status = str(error.reason), int(error.status)
         self._ended_here(
-            request_id,
-            model or UNKNOWN,
-            policy or "none",
-            str(error.reason),
-            int(error.status),
-            str(error),
-            took_s,
+            request_id, model or UNKNOWN, policy or "none", reason, status, str(error), took_s
         )
 
     def _ended_here(
@@ -187,22 +182,8 @@ class RequestTelemetry:
         took_s: float = 0.0,
     ) -> None:
         """Count a response that is of no pod."""
-        self._ended(
-            RecentRequest(
-                request_id,
-                time.time(),
-                model,
-                policy,
-                reason,
-                "",
-                status,
-                "",
-                None,
-                None,
-                error,
-                took_s,
-            )
-        )
+        ended = RecentRequest(request_id, time.time(), model, policy, reason, "", status)
+        self._ended(ended._replace(error=error, failed_after_s=took_s))
 
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)

@@ -45,8 +45,6 @@ class ContentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of requests for one model."""
-
     kind: ContentKind = ContentKind.TEXT
     tensor: str = "text"
     """Name of the V2 input."""
@@ -204,8 +202,6 @@ class SendCounts:
 
 @dataclass(slots=True)
 class RunProgress(SendCounts):
-    """The totals of a run at one moment."""
-
     requests: int = 0
     """Number of requests in the whole trace."""
 

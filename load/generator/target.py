@@ -86,7 +86,6 @@ def host_headers(pattern: str | None, tenant: str, model: str) -> dict[str, str]
 def inference_path(
     protocol: RequestProtocol, layout: Layout, *, tenant: str, model: str, is_generation: bool
 ) -> str:
-    """The path of one request."""
     name = _model_segment(layout, tenant, model)
     match protocol:
         case RequestProtocol.V1:
@@ -99,7 +98,6 @@ def inference_path(
 
 
 def metadata_path(layout: Layout, *, tenant: str, model: str) -> str:
-    """The path of a model's V2 metadata."""
     name = _model_segment(layout, tenant, model)
     return f"{_prefix(layout, tenant, model, is_openai=False)}/v2/models/{name}"
 

@@ -24,8 +24,6 @@ _CHUNK_ROWS: Final = 256
 
 
 class TraceArrival(NamedTuple):
-    """One row of a trace."""
-
     row: int
     at_s: float
     tenant: str

@@ -31,8 +31,6 @@ from load.trace_spec import open_trace
 
 
 class Sender(Protocol):
-    """Sends requests."""
-
     async def send(
         self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
     ) -> None:

@@ -88,7 +88,6 @@ def run_load(
 
 
 def _failure(summary: Mapping[str, Any]) -> RequestFailed | None:
-    """The error of a run without one complete response."""
     if summary["ok"]:
         return None
     statuses = {each["status"] for each in summary.get("failures", ())}

@@ -84,7 +84,6 @@ POINT_COLUMNS = ("BATCH", "LATENCY", "ITEMS/S", "MEMORY", "")
 
 
 def point_rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The batch sizes of a profile as rows of a table."""
     return [
         (
             str(point["rows"]),

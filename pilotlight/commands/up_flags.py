@@ -6,6 +6,7 @@ table says otherwise.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -68,7 +69,7 @@ _SETTINGS: Final = {
 }
 
 
-def _of(process: str, name: str, panel: str, help_text: str = "", **more: Any) -> UpFlag:
+def _of(process: str, panel: str, name: str, help_text: str = "", **more: Any) -> UpFlag:
     """The process's setting as a flag; `more`: what differs from the process's table."""
     setting = _SETTINGS[process][more.get("setting", name)]
     text = help_text or setting.metadata["help"].replace("`", "")
@@ -93,17 +94,17 @@ def _grant(name: str, text: str, default: str) -> UpFlag:
     return UpFlag(name, "Tenants", text, options={"show_default": default})
 
 
+_platform = partial(_of, "gateway", "Platform")
+_pod = partial(_of, "pod", "Pods")
+_scaling = partial(_of, "autoscaler", "Autoscaler")
+_tenants = partial(_of, "gateway", "Tenants")
 UP_FLAGS: Final = (
-    _of("gateway", "host", "Platform", "Address the gateway listens on."),
-    _of("gateway", "port", "Platform", "Port the gateway listens on; 0 takes a free one."),
-    _of(
-        "gateway",
-        "grpc_port",
-        "Platform",
-        "Port of the gateway's V2 over gRPC; 0: none.",
-        variable="GATEWAY_GRPC_PORT",
+    _platform("host", "Address the gateway listens on."),
+    _platform("port", "Port the gateway listens on; 0 takes a free one."),
+    _platform(
+        "grpc_port", "Port of the gateway's V2 over gRPC; 0: none.", variable="GATEWAY_GRPC_PORT"
     ),
-    _of("gateway", "ingress_domain", "Platform", show_default="every domain may be theirs"),
+    _platform("ingress_domain", show_default="every domain may be theirs"),
     UpFlag(
         "redis_url",
         "Platform",
@@ -131,82 +132,59 @@ UP_FLAGS: Final = (
         variable=None,
     ),
     UpFlag("pods", "Pods", "Number of pods to start.", int, 8, options={"min": 1, "max": 256}),
-    _of(
-        "pod",
+    _pod(
         "slots",
-        "Pods",
         "Concurrent requests per pod; 0: by device and profiles, 8 on a CPU without profiles.",
     ),
-    _of("pod", "threads", "Pods", "CPU threads of one inference."),
-    _of(
-        "pod",
+    _pod("threads", "CPU threads of one inference."),
+    _pod(
         "pod_memory",
-        "Pods",
         "Memory for models per pod, such as 4Gi, 500MB or 4294967296.",
         setting="memory_bytes",
         kind=str,
         default="4Gi",
     ),
-    _of(
-        "pod",
+    _pod(
         "pod_disk",
-        "Pods",
         "Disk for model files per pod, such as 20Gi.",
         setting="disk_bytes",
         kind=str | None,
         default=None,
         show_default="four fifths of the free space",
     ),
-    _of("pod", "allow_pickle", "Pods"),
-    _of(
-        "pod",
+    _pod("allow_pickle"),
+    _pod(
         "engine_command",
-        "Pods",
         "Command of a server that speaks V2 and runs all models, such as MLServer's; each pod "
         "starts one. {repository}, {port}, {grpc_port} and {metrics_port} are replaced.",
         show_default="none",
     ),
-    _of(
-        "pod",
+    _pod(
         "engine_url",
-        "Pods",
         "URL of such a server that runs already, with --pods 1 and --engine-repository.",
         show_default="none",
     ),
-    _of(
-        "pod",
+    _pod(
         "engine_repository",
-        "Pods",
         "Folder from which that server reads its models.",
         show_default="by pod",
     ),
-    _of(
-        "pod",
+    _pod(
         "engine_metrics",
-        "Pods",
         "URL of the server's metrics, for the memory of models.",
         show_default="memory of its process",
     ),
-    _of(
-        "pod",
+    _pod(
         "engine_python",
-        "Pods",
         "Python of an environment with vLLM, which then runs models that generate text.",
         show_default="none",
     ),
-    _of(
-        "pod",
+    _pod(
         "llama_server",
-        "Pods",
         "llama.cpp's server (llama-server), which then runs models in GGUF files.",
         show_default="none",
     ),
-    _of(
-        "pod",
-        "engine",
-        "Pods",
-        "What runs models without pilotlight.io/engine: auto, vllm, llama.cpp or own.",
-    ),
+    _pod("engine", "What runs models without pilotlight.io/engine: auto, vllm, llama.cpp or own."),
     UpFlag(
         "s3",
         "Storage",
@@ -232,43 +210,27 @@ UP_FLAGS: Final = (
         True,
         ("--autoscaler/--no-autoscaler",),
     ),
-    _of("autoscaler", "loading", "Autoscaler", f"Loading policy, one of {LOADING}."),
-    _of(
-        "autoscaler",
+    _scaling("loading", f"Loading policy, one of {LOADING}."),
+    _scaling(
         "min_pods",
-        "Autoscaler",
         "Scale between this number and --pods; 0 scales to zero. Default: keep --pods running.",
         kind=int | None,
         min=0,
     ),
-    _of(
-        "autoscaler",
-        "pod_idle",
-        "Autoscaler",
-        "Seconds from the last request to the stop of the last pod.",
-        min=0.1,
+    _scaling("pod_idle", "Seconds from the last request to the stop of the last pod.", min=0.1),
+    _scaling(
+        "pod_stable", "Seconds for which fewer pods must suffice before a pod stops.", min=0.1
     ),
-    _of(
-        "autoscaler",
-        "pod_stable",
-        "Autoscaler",
-        "Seconds for which fewer pods must suffice before a pod stops.",
-        min=0.1,
-    ),
-    _of(
-        "gateway",
+    _tenants(
         "api_keys",
-        "Tenants",
         "Folder with a file of API keys for each namespace, which requests must then send; "
         "`pilotlight key new` writes them.",
         kind=Path | None,
         default=None,
         show_default="no key is needed",
     ),
-    _of(
-        "gateway",
+    _tenants(
         "token_issuers",
-        "Tenants",
         "Folder with a file of trusted issuers of tokens (JWT) for each namespace.",
         kind=Path | None,
         default=None,
@@ -289,8 +251,8 @@ UP_FLAGS: Final = (
     ),
     _of(
         "autoscaler",
-        "placement",
         "GPU",
+        "placement",
         "Placement planner: it places models with a deadline and a profile on accelerators, each "
         f"copy in a pod of its own beside --pods: {PLACEMENT}.",
     ),

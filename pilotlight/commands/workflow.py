@@ -150,7 +150,6 @@ async def delete(
 
 
 def workflow_path(name: ModelName, rest: str = "") -> str:
-    """Path of a workflow at the gateway."""
     prefix = f"/serving/{quote(name.namespace)}/{quote(name.name)}"
     return f"{prefix}/v1/workflows/{quote(name.name)}{rest}"
 
@@ -178,7 +177,6 @@ def _read_arguments(text: str) -> bytes:
 
 
 def print_printed(output: Output, document: Mapping[str, Any]) -> None:
-    """What the run's code printed."""
     if text := document.get("printed"):
         output.line()
         output.line("printed:")

@@ -10,8 +10,6 @@ MIN_DRIVER: Final = 580
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
-
     OK = "ok"
     WARNING = "warning"
     """Works, but not as well, or not for everyone."""

@@ -141,7 +141,6 @@ def scheduler_spec(
     port: int,
     gateway_url: str,
 ) -> Command:
-    """The scheduler of workflows."""
     command = _command(
         settings, "workflows", port=port, gateway_url=gateway_url, scheduling=settings.scheduling
     )

@@ -43,8 +43,6 @@ _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one document."""
-
     checks: DocumentChecks
     namespace: str = ""
     nodes: Mapping[str, Any] = field(default_factory=dict)

@@ -38,7 +38,6 @@ def is_model(document: Mapping[str, Any]) -> bool:
 
 
 def declaring_kind(spec: ModelSpec) -> str:
-    """The kind of object that declares a model."""
     return dict(spec.annotations).get(_DECLARED_AS, "InferenceService")
 
 

@@ -102,7 +102,6 @@ def _check_query(parts: SplitResult, url: str) -> None:
 
 
 def password_file(url: str) -> str | None:
-    """The file of passwords that the URL names."""
     return _query(urlsplit(url)).get(_PASSWORDS)
 
 
@@ -125,7 +124,6 @@ def _authorities_file(parts: SplitResult) -> str:
 
 
 def _tls_options(parts: SplitResult) -> dict[str, Any]:
-    """redis-py's arguments for TLS."""
     options: dict[str, Any] = {"ssl": _uses_tls(parts)}
     if file := _authorities_file(parts):
         options["ssl_ca_certs"] = file

@@ -23,8 +23,6 @@ UNDER_WAY: Final = "running"
 
 @dataclass(frozen=True, slots=True)
 class TakenRun:
-    """A run whose owner is gone."""
-
     run: str
     token: int
     head: Mapping[str, Any]

@@ -41,7 +41,6 @@ _SEED: Final = 0
 
 
 def by_arrival(problem: PlanningProblem) -> list[Ints]:
-    """Each request alone."""
     return [np.array([at]) for at in range(len(problem.requests))]
 
 

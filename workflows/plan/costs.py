@@ -133,8 +133,6 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """Measured costs of one model."""
-
     batch_s: Callable[[int], float]
     """Time of a batch by its size."""
     max_batch: int

@@ -247,7 +247,6 @@ class Planner:
         return {pods[name].address for name in names if name in pods}
 
     def end(self, run: Run, *, is_learned: bool) -> None:
-        """A run is over."""
         if is_learned:
             call = ObservedCall(run.models, END, run.features, self.now_s())
             self.knowledge[run.workflow].observe(call)

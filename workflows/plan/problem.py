@@ -29,8 +29,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and when a step runs."""
-
     device: int
     """Index into the problem's devices."""
     start_s: float
@@ -61,8 +59,6 @@ class SchedulingProblem:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A placement of every step of a problem."""
-
     placements: tuple[Placement, ...]
     """By step."""
     order: tuple[int, ...]

@@ -155,7 +155,6 @@ class Runner:
         await self._writer.wait_closed()
 
     def _load(self, source: str) -> dict[str, Any]:
-        """Execute a file and find its workflow."""
         try:
             names: dict[str, Any] = {"__name__": "workflow"}
             exec(compile(source, FILENAME, "exec", dont_inherit=True), names)
