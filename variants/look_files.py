@@ -7,7 +7,7 @@ from a file (faiss #5400), nothing is unpickled.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -51,23 +51,14 @@ class NearestExamples:
     """[features], subtracted from a row."""
     projection: Vectors
     """[features, dimensions], applied then."""
-    half_norms: Vectors
+    half_norms: Vectors = field(init=False)
     """[examples]: half the squared length of each vector."""
 
-    @classmethod
-    def of(
-        cls,
-        vectors: Vectors,
-        labels: Labels,
-        *,
-        classes: int,
-        k: int,
-        centre: Vectors,
-        projection: Vectors,
-    ) -> NearestExamples:
-        vectors = np.ascontiguousarray(vectors, np.float32)
+    def __post_init__(self) -> None:
+        vectors = np.ascontiguousarray(self.vectors, np.float32)
         half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
-        return cls(vectors, labels, classes, k, centre, projection, half_norms)
+        object.__setattr__(self, "vectors", vectors)
+        object.__setattr__(self, "half_norms", half_norms)
 
     def evidence(self, rows: Vectors) -> NDArray[np.float64]:
         """The labels of the k nearest examples of each row, counted: [rows, classes]."""
@@ -148,14 +139,8 @@ def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
         confusion = parse_confusion(facts["confusion"], len(classes))
     except ValueError as error:
         raise ValueError(f"confusion must be {error}") from error
-    examples = NearestExamples.of(
-        vectors,
-        labels.astype(np.int64),
-        classes=len(classes),
-        k=k,
-        centre=centre,
-        projection=projection,
-    )
+    labels = labels.astype(np.int64)
+    examples = NearestExamples(vectors, labels, len(classes), k, centre, projection)
     return SneakPeekModel(
         examples, str(facts["application"]), classes, tuple(facts["inputs"]), confusion
     )
@@ -173,7 +158,9 @@ def fetch(uri: str, folder: Path) -> Path:
         if parts.scheme == "s3":
             _from_s3(parts.netloc, unquote(parts.path).strip("/"), folder)
         else:
-            _from_library(uri, folder)
+            from kserve_storage import Storage
+
+            Storage.download(uri, str(folder))
     except ModuleNotFoundError as error:
         extra = "variants" if parts.scheme == "s3" else "storage"
         raise InvalidSneakPeek(
@@ -205,12 +192,6 @@ def _from_s3(bucket: str, prefix: str, folder: Path) -> None:
         if size > _MAX_BYTES:
             raise InvalidSneakPeek(f"{name} may have {_MAX_BYTES} bytes, has {size}")
         client.download_file(bucket, key, str(folder / name))
-
-
-def _from_library(uri: str, folder: Path) -> None:
-    from kserve_storage import Storage
-
-    Storage.download(uri, str(folder))
 
 
 def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray[np.int64]:

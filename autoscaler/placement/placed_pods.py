@@ -199,7 +199,9 @@ def next_step(
     `cold_since_s`: of the pods that do not hold their model, by name; `costs`: of moving a copy, by
     model.
     """
-    if overdue := _overdue(record, cold_since_s, now_s):
+    if overdue := [
+        pod for pod in record.pods if now_s - cold_since_s.get(pod.name, now_s) > START_TIMEOUT_S
+    ]:
         return _given_up(record, overdue)
     warm_pods = {pod.name for pod in record.pods} - cold_since_s.keys()
     record = _updated_in_place(record)
@@ -228,14 +230,6 @@ def has_arrived(record: PlacementRecord) -> bool:
 def _identity(replica: PlacedReplica) -> tuple[str, str, float | None]:
     """What a running pod cannot change."""
     return replica.model, replica.accelerator, replica.share_pct
-
-
-def _overdue(
-    record: PlacementRecord, cold_since_s: Mapping[str, float], now_s: float
-) -> list[PlacedPod]:
-    return [
-        pod for pod in record.pods if now_s - cold_since_s.get(pod.name, now_s) > START_TIMEOUT_S
-    ]
 
 
 def _given_up(record: PlacementRecord, overdue: Sequence[PlacedPod]) -> PlacementRecord:

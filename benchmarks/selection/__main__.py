@@ -64,7 +64,7 @@ def _planning(policy: SelectionPolicy, window: object) -> Callable[[], object]:
 def _evidence() -> Timed:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((10_000, 64), dtype=np.float32)
-    examples = NearestExamples.of(
+    examples = NearestExamples(
         vectors,
         rng.integers(0, 10, 10_000),
         classes=10,

@@ -82,15 +82,7 @@ def _way(
         name = "colocate"
     elif residency is not None and residency.is_warming:
         name = "join"
-    return RoutingOption(
-        name,
-        forecast,
-        decision.reason,
-        decision.entry,
-        decision.predict,
-        decision.mode,
-        delays_s=forecast.delays_s,
-    )
+    return _option_of(decision, forecast, name)
 
 
 MAX_EXPLANATIONS: Final = 4096
@@ -216,7 +208,7 @@ class Explanations:
         if (view or result.is_plain) and spec and self._may_weigh(now_s):
             return ways(decision, view or view_of(request, spec), state, now_s)
         if isinstance(decision, SendTo) and decision.forecast is not None:
-            return (_only_option(decision, decision.forecast),)
+            return (_option_of(decision, decision.forecast),)
         return ()
 
     def _may_weigh(self, now_s: float) -> bool:
@@ -300,7 +292,7 @@ def _explanation(request_id: str, taken: _Taken) -> _Explanation:
     model, spec, forecast, (pods, holders) = taken
     decision = run_warm(forecast)
     result = RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
-    options = (_only_option(decision, forecast),)
+    options = (_option_of(decision, forecast),)
     request = IncomingRequest(request_id, model, 0.0, 0.0, 0)
     return _Explanation(request, result, pods, holders, options)
 
@@ -332,16 +324,12 @@ def _option(option: RoutingOption) -> dict[str, Any]:
     }
 
 
-def _only_option(decision: SendTo, forecast: LatencyEstimate) -> RoutingOption:
-    """What `auto` took without a comparison: a pod that has the model."""
-    return RoutingOption(
-        "colocate",
-        forecast,
-        decision.reason,
-        decision.entry,
-        decision.predict,
-        delays_s=forecast.delays_s,
-    )
+def _option_of(
+    decision: SendTo, forecast: LatencyEstimate, name: str = "colocate"
+) -> RoutingOption:
+    """The way that was taken; without a comparison, `auto` took a pod that has the model."""
+    places = decision.reason, decision.entry, decision.predict, decision.mode
+    return RoutingOption(name, forecast, *places, delays_s=forecast.delays_s)
 
 
 def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:

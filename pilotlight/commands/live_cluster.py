@@ -57,7 +57,9 @@ def live_cluster_file(
         machine: the one of local pods, as measured; None: their cores only, at full speed.
         start: the state that says where models are; None: `state`, which has the measured times.
     """
-    pods = sorted((each for each in state.pods.values() if each.is_accepting), key=_name)
+    pods = sorted(
+        (each for each in state.pods.values() if each.is_accepting), key=lambda pod: pod.name
+    )
     pods = pods[: len(pods) + min(more_pods, 0)]
     by_node: defaultdict[str, list[PodState]] = defaultdict(list)
     for pod in pods:
@@ -92,10 +94,6 @@ def live_cluster_file(
         **({} if hop_s is None else {"network": {"gateway_hop": _duration(hop_s)}}),
     }
     return yaml.safe_dump(document, sort_keys=False)
-
-
-def _name(pod: PodState) -> str:
-    return pod.name
 
 
 def _is_local(pod: PodState) -> bool:

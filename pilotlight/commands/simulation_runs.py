@@ -85,7 +85,7 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
             name=name,
             metadata={
                 "trace": plan.trace,
-                "policy": _policy_name(policy),
+                "policy": policy or _OWN,
                 **_loading_fields(loading),
                 "seed": plan.seed,
             },
@@ -138,10 +138,6 @@ def _under(policy: str | None, cluster: ClusterPlan) -> ClusterPlan:
     )
 
 
-def _policy_name(policy: str | None) -> str:
-    return policy or _OWN
-
-
 def _loading_options(
     names: str, *, value: float | None, tick_s: float
 ) -> list[LoadingOptions | None]:
@@ -183,7 +179,7 @@ def _value_problems(names: Sequence[str], value: float) -> list[str]:
 
 def _run_name(policy: str | None, loading: LoadingOptions | None, has_loading: bool) -> str:
     """As a file name; with the loading policy, where runs have one, and its parameter if given."""
-    parts = [_policy_name(policy)]
+    parts = [policy or _OWN]
     if has_loading:
         parts.append(NO_LOADING if loading is None else loading.name)
     if loading is not None and loading.value is not None:

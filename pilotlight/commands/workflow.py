@@ -39,7 +39,10 @@ async def deploy(
 ) -> None:
     """Check a file and deploy its workflow; a wrong file changes nothing."""
     [workflow] = parse_model_names([name or file.stem.replace("_", "-")], namespace)
-    content = _read(file)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InvalidInput([f"{file}: cannot be read: {error}"]) from error
     response = await target.request_gateway("PUT", workflow_path(workflow), content=content)
     document = read_response(response, str(file))
     output.result(document, [f"workflow/{shown_name(workflow)} {document['outcome']}"])
@@ -152,14 +155,6 @@ async def delete(
 def workflow_path(name: ModelName, rest: str = "") -> str:
     prefix = f"/serving/{quote(name.namespace)}/{quote(name.name)}"
     return f"{prefix}/v1/workflows/{quote(name.name)}{rest}"
-
-
-def _read(file: Path) -> bytes:
-    """Raises InvalidInput."""
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InvalidInput([f"{file}: cannot be read: {error}"]) from error
 
 
 def _read_arguments(text: str) -> bytes:

@@ -157,27 +157,14 @@ class Platform:
             await self._restore_declared(self._cluster)
         scheduler_port = free_port()
         self._scheduler_url = f"http://{_LOOPBACK}:{scheduler_port}"
-        gateway = self._start_process(
-            gateway_spec(
-                settings,
-                env,
-                redis_url=self._redis_url_of(Role.GATEWAY),
-                host=host,
-                port=port,
-                workflows_url=self._scheduler_url,
-            ),
-            returns_ok(f"{self.gateway_url}/readyz"),
-        )
-        scheduler = self._start_process(
-            scheduler_spec(
-                settings,
-                env,
-                redis_url=self._redis_url_of(Role.SCHEDULER),
-                port=scheduler_port,
-                gateway_url=self.gateway_url,
-            ),
-            returns_ok(f"{self._scheduler_url}/readyz"),
-        )
+        places = {"host": host, "port": port, "workflows_url": self._scheduler_url}
+        redis_url = self._redis_url_of(Role.GATEWAY)
+        spec = gateway_spec(settings, env, redis_url=redis_url, **places)
+        gateway = self._start_process(spec, returns_ok(f"{self.gateway_url}/readyz"))
+        places = {"port": scheduler_port, "gateway_url": self.gateway_url}
+        redis_url = self._redis_url_of(Role.SCHEDULER)
+        spec = scheduler_spec(settings, env, redis_url=redis_url, **places)
+        scheduler = self._start_process(spec, returns_ok(f"{self._scheduler_url}/readyz"))
         await self._fork_pods()
         await gateway.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"gateway at {self.gateway_url}")

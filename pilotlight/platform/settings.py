@@ -112,38 +112,18 @@ def object_store_spec(settings: PlatformSettings, port: int) -> Command:
 
 
 def gateway_spec(
-    settings: PlatformSettings,
-    env: Mapping[str, str],
-    *,
-    redis_url: str,
-    host: str,
-    port: int,
-    workflows_url: str,
+    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, **values: object
 ) -> Command:
-    command = _command(
-        settings,
-        "gateway",
-        host=host,
-        port=port,
-        workflows_url=workflows_url,
-        grpc_port=settings.grpc_port,
-        shutdown_delay=settings.stop_grace_s,
-        **settings.gateway,
-    )
+    """`values`: settings of the gateway that are known when it starts."""
+    shared = {"grpc_port": settings.grpc_port, "shutdown_delay": settings.stop_grace_s}
+    command = _command(settings, "gateway", **values, **shared, **settings.gateway)
     return _spec(settings, "gateway", command, _with_redis(env, redis_url))
 
 
 def scheduler_spec(
-    settings: PlatformSettings,
-    env: Mapping[str, str],
-    *,
-    redis_url: str,
-    port: int,
-    gateway_url: str,
+    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, **values: object
 ) -> Command:
-    command = _command(
-        settings, "workflows", port=port, gateway_url=gateway_url, scheduling=settings.scheduling
-    )
+    command = _command(settings, "workflows", **values, scheduling=settings.scheduling)
     return _spec(settings, "scheduler", command, _with_redis(env, redis_url))
 
 

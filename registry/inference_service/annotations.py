@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -36,15 +36,15 @@ class ParsedAnnotations:
     """The values of an object's annotations, and all mistakes in them."""
 
     policy: ModelPolicy
-    pool: str
-    task: Task | None
-    precision: Precision | None
-    base: str
-    engine: EngineChoice
-    answers: Answers | None
-    scores: Scores | None
     problems: tuple[str, ...]
     """One line each: field, value, what is allowed."""
+    pool: str = "default"
+    task: Task | None = None
+    precision: Precision | None = None
+    base: str = ""
+    engine: EngineChoice = EngineChoice.AUTO
+    answers: Answers | None = None
+    scores: Scores | None = None
 
 
 class _Annotation(NamedTuple):
@@ -188,17 +188,13 @@ def parse_annotations(
     if unknown > _MAX_UNKNOWN:
         problems.append(f"{unknown - _MAX_UNKNOWN} more annotations {PREFIX}* are no known keys")
     problems += _contradictions(values)
-    pool = values.pop("pool", "default")
-    task = values.pop("task", None)
-    precision = values.pop("precision", None)
-    base = values.pop("base", "")
-    engine = values.pop("engine", EngineChoice.AUTO)
-    answers = values.pop("answers", None)
-    scores = values.pop("scores", None)
+    own = {
+        each.name: values.pop(each.name)
+        for each in fields(ParsedAnnotations)
+        if each.name in values
+    }
     policy = ModelPolicy() if problems else ModelPolicy(**values)
-    return ParsedAnnotations(
-        policy, pool, task, precision, base, engine, answers, scores, tuple(problems)
-    )
+    return ParsedAnnotations(policy, tuple(problems), **own)
 
 
 def _unknown(full_key: str, text: str) -> str:

@@ -16,7 +16,12 @@ from registry.domain.model import ModelSpec, RequestLog
 from registry.inference_service.components import machine_needs, read_logger
 from registry.inference_service.documents import SECRET_BUCKET, text_of
 from registry.inference_service.fields import LEGACY_KINDS
-from registry.inference_service.server_arguments import MOUNT, ServerArguments, read_arguments
+from registry.inference_service.server_arguments import (
+    MOUNT,
+    ServerArguments,
+    format_name,
+    read_arguments,
+)
 
 SERVED_FORMATS: Final = (
     "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
@@ -270,8 +275,7 @@ def unmet_needs(spec: ModelSpec, state: ClusterState) -> str:
 
 
 def _needs(found: Predictor, spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> str:
-    model_format = found.model.get("modelFormat")
-    needs = [format_needs(model_format.get("name") if isinstance(model_format, dict) else None)]
+    needs = [format_needs(format_name(found.model))]
     if found.model and not found.model.get("storageUri"):
         needs.append(
             f"{found.path} has no storageUri, as a server of TrainedModels has none: declare each"

@@ -44,7 +44,7 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.rollouts import canary_objects
-from registry.inference_service.server_arguments import ENGINE_FLAGS, ENGINE_VALUES
+from registry.inference_service.server_arguments import ENGINE_FLAGS, ENGINE_VALUES, format_name
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
@@ -256,23 +256,19 @@ class _Reader:
         self._contradiction("dtype", parsed.precision, by_argument)
         return parsed.precision or by_argument
 
-    def _contradiction(self, key: str, annotated: str | None, argued: str | None) -> None:
+    def _contradiction(
+        self, key: str, annotated: str | None, argued: str | None, argument: str = ""
+    ) -> None:
         if annotated is not None and argued is not None and annotated != argued:
             self.checks.add(
                 f"metadata.annotations[pilotlight.io/{key}] is {annotated}, but"
-                f" {self.model_path}.args --{key} asks for {argued}: give one of them"
+                f" {self.model_path}.args --{argument or key} asks for {argued}: give one of them"
             )
 
     def _engine(self, predictor: Predictor, parsed: ParsedAnnotations) -> EngineChoice:
-        annotated, argued = parsed.engine, predictor.arguments.backend
-        if argued is None:
-            return annotated
-        if annotated not in (EngineChoice.AUTO, argued):
-            self.checks.add(
-                f"metadata.annotations[pilotlight.io/engine] is {annotated}, but"
-                f" {self.model_path}.args --backend asks for {argued}: give one of them"
-            )
-        return argued
+        annotated = None if parsed.engine is EngineChoice.AUTO else parsed.engine
+        self._contradiction("engine", annotated, predictor.arguments.backend, "backend")
+        return predictor.arguments.backend or parsed.engine
 
     def _engine_args(self, predictor: Predictor, parsed: ParsedAnnotations) -> tuple[str, ...]:
         """Arguments of vLLM; where it is asked for, others are mistakes."""
@@ -295,13 +291,9 @@ class _Reader:
         self._contradiction("task", parsed.task, by_argument)
         if declared := parsed.task or by_argument:
             return declared
-        is_sklearn = self._format_name(predictor.model) == "sklearn"
+        is_sklearn = format_name(predictor.model) == "sklearn"
         wanted = predictor.wants_probabilities and is_sklearn
         return Task.TABULAR_CLASSIFICATION if wanted else None
-
-    def _format_name(self, model: Mapping[str, Any]) -> object:
-        model_format = model.get("modelFormat")
-        return model_format.get("name") if isinstance(model_format, dict) else None
 
     def _format(self, model: Mapping[str, Any]) -> str:
         if not model:

@@ -80,14 +80,14 @@ def read_arguments(model: Mapping[str, Any], path: str) -> ServerArguments:
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         found.problems.append(f"{path}.args must be a list of texts, was {shown(given)}")
         return found
-    reader = _Reader(found, f"{path}.args", _format_name(model) == HUGGING_FACE)
+    reader = _Reader(found, f"{path}.args", format_name(model) == HUGGING_FACE)
     for written, value in _pairs(given):
         reader.read(written, value)
     reader.close()
     return found
 
 
-def _format_name(model: Mapping[str, Any]) -> object:
+def format_name(model: Mapping[str, Any]) -> object:
     model_format = model.get("modelFormat")
     return model_format.get("name") if isinstance(model_format, dict) else None
 

@@ -82,7 +82,7 @@ class ServerScript:
 
         def load_if_missing(reply: Any) -> None:
             if isinstance(reply, RegistryRefused) and reply.code == "NOSCRIPT":
-                connection.call_with_callback(_ignore, "SCRIPT", "LOAD", self._source)
+                connection.call_with_callback(lambda _: None, "SCRIPT", "LOAD", self._source)
                 send(on_reply)
             else:
                 on_reply(reply)
@@ -123,10 +123,6 @@ def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Sn
 def _texts(pairs: Sequence[bytes]) -> dict[str, str]:
     texts = [each.decode() for each in pairs]
     return dict(zip(texts[::2], texts[1::2], strict=True))
-
-
-def _ignore(reply: Any) -> None:
-    del reply
 
 
 OnResult = Callable[[Any], None]
@@ -188,7 +184,7 @@ class CallQueue:
     def take(self) -> list[Call]:
         """Remove the calls of the next batch: those of `MAX_BATCH` operations at most."""
         self._open.clear()
-        self._calls.sort(key=_rank)
+        self._calls.sort(key=lambda call: _RANKS.get(call.name, 0))
         count = operations = 0
         for call in self._calls:
             operations += len(call.texts)
@@ -202,10 +198,6 @@ class CallQueue:
 def _fill(call: Call, text: str | bytes, on_result: OnResult) -> None:
     call.texts.append(text)
     call.on_results.append(on_result)
-
-
-def _rank(call: Call) -> int:
-    return _RANKS.get(call.name, 0)
 
 
 def encode_batch(calls: Iterable[Call]) -> list[str | bytes | int]:

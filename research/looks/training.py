@@ -51,7 +51,7 @@ def train(
         projection = principal_components(rows - centre, MAX_DIMENSIONS)
     kept = stratified_subset(labels, MAX_EXAMPLES)
     vectors, kept_labels = (rows[kept] - centre) @ projection, labels[kept]
-    examples = NearestExamples.of(
+    examples = NearestExamples(
         vectors, kept_labels, classes=classes, k=k, centre=centre, projection=projection
     )
     predicted = predicted_labels(examples.evidence(validation[0]))

@@ -84,7 +84,7 @@ def _two_clouds(
 
 
 def test_evidence_counts_the_labels_of_the_nearest_examples() -> None:
-    examples = NearestExamples.of(
+    examples = NearestExamples(
         np.array([[0.0], [1.0], [2.0], [9.0], [10.0]], np.float32),
         np.array([0, 0, 1, 2, 2]),
         classes=3,

@@ -91,15 +91,12 @@ def fitted(assumed: TransferCosts, points: Sequence[tuple[float, float]]) -> Tra
     (least_bytes, least_s), (most_bytes, most_s) = points[0], points[-1]
     if len(points) == 1:
         factor = least_s / assumed.seconds(least_bytes)
-        return TransferCosts(assumed.fixed_s * factor, _rate(assumed.bytes_per_s, factor))
+        rate = assumed.bytes_per_s / factor if factor > 0.0 else inf
+        return TransferCosts(assumed.fixed_s * factor, rate)
     if most_s <= least_s:
         return TransferCosts(most_s, inf)
     rate = (most_bytes - least_bytes) / (most_s - least_s)
     return TransferCosts(max(0.0, least_s - least_bytes / rate), rate)
-
-
-def _rate(assumed: float, factor: float) -> float:
-    return assumed / factor if factor > 0.0 else inf
 
 
 @dataclass(frozen=True, slots=True)
