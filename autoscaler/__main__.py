@@ -33,7 +33,7 @@ from registry.redis.watch import ClusterWatch
 if TYPE_CHECKING:
     from autoscaler.pool_actuator import PoolActuator
 
-_MAX_MESSAGE_BYTES = 1 << 20
+_MAX_MESSAGE_BYTES = 1 << 16
 """Of a call of KEDA's: a ScaledObject's metadata."""
 
 

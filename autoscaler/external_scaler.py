@@ -4,76 +4,64 @@ Every autoscaler answers, leading or not: the figures are the registry's.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
-from math import ceil, inf
+from math import ceil
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from common.grpc.call import INVALID_ARGUMENT, UNAVAILABLE, Call
-from common.grpc.http2 import CreateCall, GrpcConnection
-from common.http_headers import Headers
+from common.grpc.http2 import CreateCall
 from common.inference_protocol.grpc_messages import message_classes
-from registry.domain.pool_demand import REQUESTS_PER_S, WANTED_PODS, Figure, ScaleTarget
+from common.pod_responses import MAX_DETAIL_CHARACTERS
+from registry.domain.pool_demand import Figure, ScaleTarget
 from registry.errors import NoFigures, UnknownTarget
 from registry.redis.reports import PoolDemandReader
 from registry.redis.watch import ClusterWatch
 
 SERVICE: Final = "externalscaler.ExternalScaler"
 POLL_INTERVAL_S: Final = 1.0
-"""Between two looks at what streams are told; the first queued request needs none."""
+"""Between two reads for streams; the first queued request does not wait for one."""
 _PER_POD: Final = "requestsPerSecond"
+_MIN_PER_POD, _MAX_PER_POD = 0.001, 1e9
+"""HorizontalPodAutoscalers count thousandths; KEDA, in 64 bits."""
 messages: Final[Any] = message_classes(
     files(__package__).joinpath("external_scaler.binpb").read_bytes()
 )
-Handle = Callable[["ScalerCall", Any], Coroutine[Any, Any, None]]
 
 
 class ScalerCall(Call):
-    """A call with one message; a stream's `told` is what it was sent last."""
+    """A call of KEDA's: one message, which is answered when KEDA has sent it all."""
 
-    told: bool | None = None
     target: ScaleTarget
-    _is_asked = False
+    told: bool | None = None
+    """Of a stream: what it was sent last."""
+    _content = b""
 
-    def __init__(
-        self,
-        scaler: "ExternalScaler",
-        kind: Any,
-        handle: Handle,
-        connection: GrpcConnection,
-        number: int,
-        headers: Headers,
-    ) -> None:
-        super().__init__(connection, number, headers)
+    def __init__(self, scaler: "ExternalScaler", method: str, *call: Any) -> None:
+        """`call`: see `Call`."""
+        super().__init__(*call)
         self._scaler = scaler
-        self._kind = kind
-        self._handle = handle
+        self._method = method
 
     def on_message(self, content: bytes) -> None:
-        self._is_asked = True
-        try:
-            message = self._kind.FromString(content)
-        except DecodeError:
-            name = self._kind.DESCRIPTOR.name
-            self.finish(INVALID_ARGUMENT, f"the message is not a {name}")
-            return
-        self._scaler.start(self._answer(message))
-
-    async def _answer(self, message: Any) -> None:
-        try:
-            await self._handle(self, message)
-        except UnknownTarget as error:
-            self.finish(INVALID_ARGUMENT, str(error))
-        except NoFigures as error:
-            self.finish(UNAVAILABLE, str(error))
+        self._content = content
 
     def on_end(self) -> None:
-        if not self._is_asked:
-            self.finish(INVALID_ARGUMENT, "the call has no message")
+        self._scaler.start(self._answer())
+
+    async def _answer(self) -> None:
+        try:
+            await self._scaler.answer(self, self._method, self._content)
+        except DecodeError:
+            self.finish(INVALID_ARGUMENT, f"the message is none of {self._method}")
+        except UnknownTarget as error:
+            self.finish(INVALID_ARGUMENT, str(error)[:MAX_DETAIL_CHARACTERS])
+        except NoFigures as error:
+            self.finish(UNAVAILABLE, str(error))
 
     def on_over(self) -> None:
         self._scaler.streams.discard(self)
@@ -90,19 +78,17 @@ class ExternalScaler:
         self._reader = PoolDemandReader(watch.registry)
         self._had_queue = False
         self._wake = asyncio.Event()
+        self._methods: dict[str, Callable[[ScalerCall, Any], Awaitable[None]]] = {
+            "IsActive": self._is_active,
+            "StreamIsActive": self._stream_is_active,
+            "GetMetricSpec": self._metric_spec,
+            "GetMetrics": self._metrics,
+        }
         watch.subscribe(self._on_change)
 
     def calls(self) -> dict[bytes, CreateCall]:
-        reference, request = messages.ScaledObjectRef, messages.GetMetricsRequest
-        handlers: dict[str, tuple[Any, Handle]] = {
-            "IsActive": (reference, self._is_active),
-            "StreamIsActive": (reference, self._stream_is_active),
-            "GetMetricSpec": (reference, self._metric_spec),
-            "GetMetrics": (request, self._metrics),
-        }
         return {
-            f"/{SERVICE}/{name}".encode(): partial(ScalerCall, self, *handler)
-            for name, handler in handlers.items()
+            f"/{SERVICE}/{name}".encode(): partial(ScalerCall, self, name) for name in self._methods
         }
 
     def _on_change(self) -> None:
@@ -139,47 +125,47 @@ class ExternalScaler:
                 continue
             if is_active is not stream.told:
                 stream.told = is_active
-                stream.send(_encoded("IsActiveResponse", result=is_active))
+                _send(stream, "IsActiveResponse", result=is_active)
 
     # Calls
 
-    async def _figure(self, reference: Any) -> Figure:
-        demand, target = await self._reader.read(), target_of(reference, self._pool)
-        return demand.figure(target, self._watch.state.models)
+    async def answer(self, call: ScalerCall, method: str, content: bytes) -> None:
+        """Raises DecodeError, UnknownTarget, NoFigures."""
+        kind = "GetMetricsRequest" if method == "GetMetrics" else "ScaledObjectRef"
+        request = getattr(messages, kind).FromString(content)
+        call.target = target_of(getattr(request, "scaledObjectRef", request), self._pool)
+        await self._methods[method](call, request)
 
-    async def _is_active(self, call: ScalerCall, reference: Any) -> None:
-        _reply(call, "IsActiveResponse", result=(await self._figure(reference)).is_active)
+    async def _figure(self, target: ScaleTarget) -> Figure:
+        return (await self._reader.read()).figure(target, self._watch.state.models)
 
-    async def _stream_is_active(self, call: ScalerCall, reference: Any) -> None:
-        call.target = target_of(reference, self._pool)
-        self.streams.add(call)
-        with suppress(NoFigures):
-            await self._push({call})
+    async def _is_active(self, call: ScalerCall, _: Any) -> None:
+        _send(call, "IsActiveResponse", result=(await self._figure(call.target)).is_active)
+        call.finish()
+
+    async def _stream_is_active(self, call: ScalerCall, _: Any) -> None:
+        if not call.is_over:
+            self.streams.add(call)
+            with suppress(NoFigures):
+                await self._push({call})
 
     async def _metric_spec(self, call: ScalerCall, reference: Any) -> None:
-        target = target_of(reference, self._pool)
-        metric = WANTED_PODS if target.pool else (await self._figure(reference)).metric
-        size = per_pod(reference.scalerMetadata) if metric == REQUESTS_PER_S else 1.0
-        spec = {"metricName": metric, "targetSize": ceil(size), "targetSizeFloat": size}
-        _reply(call, "GetMetricSpecResponse", metricSpecs=[spec])
+        size = 1.0 if call.target.pool else per_pod(reference.scalerMetadata)
+        spec = {"metricName": call.target.metric, "targetSize": ceil(size), "targetSizeFloat": size}
+        _send(call, "GetMetricSpecResponse", metricSpecs=[spec])
+        call.finish()
 
     async def _metrics(self, call: ScalerCall, request: Any) -> None:
-        figure = await self._figure(request.scaledObjectRef)
-        if request.metricName not in ("", figure.metric):
-            raise UnknownTarget(f"metricName must be {figure.metric}, was {request.metricName!r}")
-        value = figure.value
-        found = {"metricName": figure.metric, "metricValue": ceil(value), "metricValueFloat": value}
-        _reply(call, "GetMetricsResponse", metricValues=[found])
+        metric, value = call.target.metric, (await self._figure(call.target)).value
+        if request.metricName not in ("", metric):
+            raise UnknownTarget(f"metricName must be {metric}, was {request.metricName!r}")
+        found = {"metricName": metric, "metricValue": ceil(value), "metricValueFloat": value}
+        _send(call, "GetMetricsResponse", metricValues=[found])
+        call.finish()
 
 
-def _encoded(kind: str, **fields: Any) -> bytes:
-    content: bytes = getattr(messages, kind)(**fields).SerializeToString()
-    return content
-
-
-def _reply(call: ScalerCall, kind: str, **fields: Any) -> None:
-    call.send(_encoded(kind, **fields))
-    call.finish()
+def _send(call: ScalerCall, kind: str, **fields: Any) -> None:
+    call.send(getattr(messages, kind)(**fields).SerializeToString())
 
 
 def target_of(reference: Any, pool: str) -> ScaleTarget:
@@ -196,11 +182,6 @@ def target_of(reference: Any, pool: str) -> ScaleTarget:
             f"metadata pool must be {pool!r}, the one of this autoscaler, was {named!r};"
             " another pool's has a Service of its own"
         )
-    if metadata.get("namespace", namespace) != namespace:
-        raise UnknownTarget(
-            f"metadata namespace must be {namespace!r}, that of ScaledObject {reference.name},"
-            f" was {metadata['namespace']!r}"
-        )
     return ScaleTarget(namespace, named, deployment)
 
 
@@ -208,9 +189,9 @@ def per_pod(metadata: Any) -> float:
     """Requests per second that one pod of a Deployment serves. Raises UnknownTarget."""
     text = metadata.get(_PER_POD, "")
     with suppress(ValueError):
-        if 0 < (number := float(text)) < inf:
+        if _MIN_PER_POD <= (number := float(text)) <= _MAX_PER_POD:
             return number
     raise UnknownTarget(
-        f"metadata {_PER_POD} must be a number above 0, of requests that one pod of the Deployment"
-        f" serves in a second, was {text!r}"
+        f"metadata {_PER_POD} must be a number from {_MIN_PER_POD} to {_MAX_PER_POD:g}, of requests"
+        f" that one pod of the Deployment serves in a second, was {text!r}"
     )

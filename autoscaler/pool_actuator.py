@@ -164,6 +164,8 @@ class PoolActuator:
             self._advise(observed, max(scale.pods, observed.pods))
             return
         await self._set_deletion_costs(observed, scale.pods, leaving)
+        if not self._may_act:
+            return
         self._advise(observed, scale.pods)
         if scale.pods == observed.pods or observed.owner is not None:
             return
@@ -173,8 +175,7 @@ class PoolActuator:
         await self._post_event(observed, "Scaled", message, is_warning=False)
 
     def _advise(self, observed: ObservedPool, pods: int) -> None:
-        service = observed.service
-        self._advice = PoolAdvice(pods, service.namespace, service.deployment)
+        self._advice = PoolAdvice(pods, observed.service.namespace)
 
     async def _set_deletion_costs(
         self, observed: ObservedPool, pods: int, leaving: Sequence[str]
@@ -223,8 +224,10 @@ class PoolActuator:
 
     def _record_failure(self, error: Exception) -> None:
         """Count a failure; log it unless it is the same as the last one."""
+        if not isinstance(error, Changed):
+            self._advice = None  # what was advised may be wrong by now
         if isinstance(error, Gone | PoolNotFound):
-            self._observed = self._advice = None  # no pool to plan for
+            self._observed = None  # no pool to plan for
         self._metrics.failures.labels("cluster").inc()
         if not isinstance(error, Changed) and str(error) != self._last_error:
             self._last_error = str(error)

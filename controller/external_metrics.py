@@ -8,6 +8,7 @@ has authenticated and authorized whoever asked it.
 import datetime
 import logging
 import ssl
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -45,8 +46,8 @@ async def aggregation_server(
         found = await client.CoreV1Api(api).read_namespaced_config_map(
             name, namespace, _request_timeout=TIMEOUT_S
         )
-    authority = (found.data or {}).get("requestheader-client-ca-file")
-    if not authority:
+    data = found.data or {}
+    if not (authority := data.get("requestheader-client-ca-file")):
         raise Denied(
             f"ConfigMap {namespace}/{name} must have requestheader-client-ca-file: the API server"
             " has no aggregation layer"
@@ -54,12 +55,17 @@ async def aggregation_server(
     context = make_context(certificates)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority)
-    names = frozenset(orjson.loads(found.data.get("requestheader-allowed-names", "[]")))
-    return HttpServer(metrics.app(), port=port, tls=context, http=_protocol(names)), context
+    protocol = _protocol(allowed_names(data))
+    return HttpServer(metrics.app(), port=port, tls=context, http=protocol), context
+
+
+def allowed_names(data: Mapping[str, str]) -> frozenset[str]:
+    """Common names of the aggregation layer's certificates; none: any. Of the ConfigMap's data."""
+    return frozenset(orjson.loads(data.get("requestheader-allowed-names") or "[]") or ())
 
 
 def _protocol(names: frozenset[str]) -> type[HttpProtocol]:
-    """Closes connections whose certificate has none of the common names; without any: none."""
+    """Drops connections whose certificate has none of the names, if there are any."""
 
     class NamedClients(HttpProtocol):
         def connection_made(self, transport: Any) -> None:
@@ -68,7 +74,7 @@ def _protocol(names: frozenset[str]) -> type[HttpProtocol]:
             common = {value for part in subject for key, value in part if key == "commonName"}
             if names and not names & common:
                 logger.warning("a client was refused", extra={"names": sorted(common)})
-                transport.close()
+                transport.abort()  # a close would still take what was sent with the handshake
 
     return NamedClients
 
@@ -89,30 +95,27 @@ class ExternalMetrics:
         namespace, metric = request.path_params["namespace"], request.path_params["metric"]
         try:
             target = _target(namespace, request.query_params.get("labelSelector", ""))
-            figure = await self._figure(target)
-            if metric != figure.metric:
-                raise UnknownTarget(f"metric must be {figure.metric}, was {metric!r}")
+            if metric != target.metric:
+                raise UnknownTarget(f"metric must be {target.metric}, was {metric!r}")
+            return JSONResponse(_value_list(metric, await self._figure(target)))
         except UnknownTarget as error:
             return _status(404, "NotFound", str(error))
         except NoFigures as error:
             return _status(503, "ServiceUnavailable", str(error))
-        return JSONResponse(_value_list(figure))
 
     async def _figure(self, target: ScaleTarget) -> Figure:
         """Raises UnknownTarget, NoFigures."""
-        pools = sorted(self._objects.pools())
-        if target.pool and target.pool not in pools:
-            there = ", ".join(pools) or "none"
-            raise UnknownTarget(f"pool must be one of: {there}; was {target.pool!r}")
-        unknown = UnknownTarget("there is no pool")
-        for pool in [target.pool] if target.pool else pools:
-            registry = self._registries.get(pool)
-            reader = self._readers.setdefault(pool, PoolDemandReader(registry.client))
-            try:
-                return (await reader.read()).figure(target, registry.state.models)
-            except UnknownTarget as error:
-                unknown = error
-        raise unknown
+        models = {each: self._registries.get(each).state.models for each in self._objects.pools()}
+        pool = target.pool
+        if not pool:
+            name = target.model(frozenset().union(*models.values()))
+            pool = next(each for each, known in models.items() if name in known)
+        if pool not in models:
+            there = ", ".join(sorted(models)) or "none"
+            raise UnknownTarget(f"pool must be one of: {there}; was {pool!r}")
+        if pool not in self._readers:
+            self._readers[pool] = PoolDemandReader(self._registries.get(pool).client)
+        return (await self._readers[pool].read()).figure(target, models[pool])
 
 
 def _target(namespace: str, selector: str) -> ScaleTarget:
@@ -126,9 +129,9 @@ def _target(namespace: str, selector: str) -> ScaleTarget:
     return ScaleTarget(namespace, labels.get("pool", ""), labels.get("deployment", ""))
 
 
-def _value_list(figure: Figure) -> dict[str, Any]:
+def _value_list(metric: str, figure: Figure) -> dict[str, Any]:
     at = datetime.datetime.fromtimestamp(figure.at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    value = {"metricName": figure.metric, "metricLabels": {}, "timestamp": at}
+    value = {"metricName": metric, "metricLabels": {}, "timestamp": at}
     items = [value | {"value": f"{round(figure.value * 1000)}m"}]
     return {"kind": _KIND, "apiVersion": VERSION, "metadata": {}, "items": items}
 

@@ -52,8 +52,8 @@ class CompetingScaler:
     """Name of the scaled Deployment."""
     min_pods: int = 0
     max_pods: int | None = None
-    maker: str = ""
-    """The ScaledObject that an autoscaler was made for."""
+    is_made: bool = False
+    """True for the autoscaler that KEDA or Knative makes, beside the scaler that asked for it."""
     asks_pilotlight: bool = False
     """Whether it reads figures of Pilotlight's."""
 
@@ -135,18 +135,14 @@ def _read_scaler(
     metadata, spec = document["metadata"], document["spec"]
     if spec["scaleTargetRef"].get("kind", "Deployment") != "Deployment":
         return None
-    makers = [
-        each["name"]
-        for each in metadata.get("ownerReferences") or ()
-        if each["kind"] == "ScaledObject"
-    ]
+    owners = [each["kind"] for each in metadata.get("ownerReferences") or ()]
     return CompetingScaler(
         kind,
         metadata["name"],
         spec["scaleTargetRef"]["name"],
         int(spec.get(f"min{suffix}", least)),
         spec.get(f"max{suffix}", most),
-        next(iter(makers), ""),
+        "ScaledObject" in owners or "PodAutoscaler" in owners,
         any(map(_is_ours, (*spec.get("triggers", ()), *(spec.get("metrics") or ())))),
     )
 
@@ -167,13 +163,13 @@ def bounds_of(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> PoolObjec
 
 
 def rivals(pool: PoolObject, scalers: Iterable[CompetingScaler]) -> list[CompetingScaler]:
-    """Of the pool's Deployments; a ScaledObject's own autoscaler is none beside it."""
+    """Other scalers of the pool's Deployments."""
     is_knative = pool.mode not in _STANDARD_NAMES  # which names a Deployment after each Revision
 
     def is_its(name: str) -> bool:
         return name == pool.deployment or (is_knative and name.startswith(f"{pool.deployment}-"))
 
-    return [each for each in scalers if not each.maker and is_its(each.target)]
+    return [each for each in scalers if not each.is_made and is_its(each.target)]
 
 
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from cryptography import x509
@@ -30,7 +30,15 @@ from starlette.routing import Route
 from common.certificates import Certificates, load_certificates, make_certificates, make_context
 from common.http_server import HttpServer
 from controller.admission import review_response, set_defaults, validate
-from controller.api import FAILURES, TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
+from controller.api import (
+    FAILURES,
+    TIMEOUT_S,
+    Changed,
+    Denied,
+    KubernetesError,
+    StoredObject,
+    api_errors,
+)
 from controller.external_metrics import API_SERVICE, ExternalMetrics, aggregation_server
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries
@@ -46,6 +54,7 @@ VALIDATING = "annotations.pilotlight.io"
 MUTATING = "defaults.pilotlight.io"
 """Mutating webhooks run in order of their names: this one before KServe's `inferenceservice.…`."""
 _JSON_PATCH = "application/json-patch+json"
+_Made = TypeVar("_Made")
 RENEW_BEFORE = datetime.timedelta(days=60)
 
 
@@ -98,25 +107,27 @@ class WebhookSetup:
 
     async def _set_ca_bundle(self, authority: bytes) -> None:
         value = base64.b64encode(authority).decode()
-        patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}]
-        if self._has_metrics:
-            await self._set_api_bundle(value)
         for kind, name in (("validating", VALIDATING), ("mutating", MUTATING)):
-            read = getattr(self._admission, f"read_{kind}_webhook_configuration")
-            write = getattr(self._admission, f"patch_{kind}_webhook_configuration")
-            with api_errors("set the caBundle of", name):
-                found = await read(name, _request_timeout=TIMEOUT_S)
-                if found.webhooks[0].client_config.ca_bundle != value:
-                    await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
+            about = f"{kind}_webhook_configuration", name, "/webhooks/0/clientConfig"
+            await self._patch_bundle(self._admission, *about, value)
+        if self._has_metrics:
+            try:
+                await self._patch_bundle(self._services, "api_service", API_SERVICE, "/spec", value)
+            except KubernetesError as error:  # the webhooks serve without it
+                FAILURES.labels(cause=type(error).__name__).inc()
+                logger.warning("no external metrics yet; retrying", exc_info=error)
 
-    async def _set_api_bundle(self, value: str) -> None:
-        patch = [{"op": "add", "path": "/spec/caBundle", "value": value}]
-        with api_errors("set the caBundle of", API_SERVICE):
-            found = await self._services.read_api_service(API_SERVICE, _request_timeout=TIMEOUT_S)
-            if found.spec.ca_bundle != value:
-                await self._services.patch_api_service(
-                    API_SERVICE, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S
-                )
+    async def _patch_bundle(self, api: Any, kind: str, name: str, path: str, value: str) -> None:
+        """Raises Denied if the object leads to a Service of others, KubernetesError."""
+        with api_errors("set the caBundle of", name):
+            found = await getattr(api, f"read_{kind}")(name, _request_timeout=TIMEOUT_S)
+            holder = found.webhooks[0].client_config if path != "/spec" else found.spec
+            if holder.service is None or holder.service.name != SERVICE:
+                raise Denied(f"{name} must lead to Service {SERVICE}; it is that of others")
+            if holder.ca_bundle != value:
+                patch = [{"op": "add", "path": f"{path}/caBundle", "value": value}]
+                write = getattr(api, f"patch_{kind}")
+                await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
 
 
 def read_folder(folder: str) -> Certificates:
@@ -185,7 +196,7 @@ class WebhookServer:
         return self._objects.rules(pool) if self._objects.has_pool(pool) else None
 
     async def run(self) -> None:
-        certificates = await self._first_certificates()
+        certificates = await _retried(self._read_certificates, "certificate for the webhooks")
         context = make_context(certificates)
         check = partial(
             validate,
@@ -207,27 +218,10 @@ class WebhookServer:
     ) -> None:
         metrics = ExternalMetrics(self._objects, self._registries)
         port = self._settings.external_metrics_port
-        while True:
-            try:
-                server, context = await aggregation_server(
-                    self._client, certificates, metrics, port
-                )
-                break
-            except KubernetesError as error:
-                FAILURES.labels(cause=type(error).__name__).inc()
-                logger.warning("no external metrics yet; retrying", exc_info=error)
-                await asyncio.sleep(RETRY_INTERVAL_S)
+        make = partial(aggregation_server, self._client, certificates, metrics, port)
+        server, context = await _retried(make, "external metrics")
         contexts.append(context)
         await server.serve()
-
-    async def _first_certificates(self) -> Certificates:
-        while True:
-            try:
-                return await self._read_certificates()
-            except (KubernetesError, OSError) as error:
-                FAILURES.labels(cause=type(error).__name__).inc()
-                logger.warning("no certificate for the webhooks yet; retrying", exc_info=error)
-                await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _reload(self, contexts: list[ssl.SSLContext], current: Certificates) -> None:
         """Load renewed certificates into the contexts; after an error the current one stays."""
@@ -243,6 +237,16 @@ class WebhookServer:
             except (KubernetesError, OSError) as error:  # ssl.SSLError is an OSError
                 FAILURES.labels(cause=type(error).__name__).inc()
                 logger.warning("webhook certificate not reloaded", exc_info=error)
+
+
+async def _retried(make: Callable[[], Awaitable[_Made]], what: str) -> _Made:
+    while True:
+        try:
+            return await make()
+        except (KubernetesError, OSError) as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("no %s yet; retrying", what, exc_info=error)
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
 
 def _certificate_source(

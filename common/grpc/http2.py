@@ -55,7 +55,8 @@ _MAX_KEPT_BYTES: Final = 1024
 MAX_CALLS: Final = 10_000
 """Of one connection: requests that wait for a cold model, too."""
 _STEERING_S, _STEERING_BURST_S = 0.001, 10.0
-"""A client's resets of unanswered calls, pings and settings: 1000 a second, and 10,000 at once."""
+"""Of a client: resets of unanswered calls, its own and those it provokes (CVE-2025-8671), pings and
+settings: 1000 a second, and 10,000 at once."""
 _CHECK_S: Final = 30.0
 """In which there must be the preface; of a message begun, either way, a byte in twice the time."""
 _KEEPALIVE_S: Final = 60
@@ -245,6 +246,7 @@ class GrpcConnection(asyncio.Protocol):
             self._reset(number, _REFUSED_STREAM)
             return
         if not is_request(headers):
+            self._steer()
             self._reset(number, _PROTOCOL_ERROR)
             return
         path = next((value for name, value in headers if name == b":path"), b"")
@@ -433,6 +435,7 @@ class GrpcConnection(asyncio.Protocol):
         elif (call := self.calls.get(number)) is not None:
             call.window += more
             if self._call_window + call.window > _WINDOW:
+                self._steer()
                 self._reset(number, _FLOW_CONTROL_ERROR)
                 self._remove(number)
             else:

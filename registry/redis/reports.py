@@ -9,8 +9,8 @@ Schedulers of workflows announce arrivals, which autoscalers read at each tick: 
 replaces its own, and those of one that is gone end with their time.
 """
 
-import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from registry.domain.demand import (
     decode_expected,
     encode_expected,
 )
-from registry.domain.model import ModelName
+from registry.domain.model import ModelName, name_of_key
 from registry.domain.pod import CopyReport, GpuReading
 from registry.domain.pool_demand import PoolAdvice, PoolDemand
 from registry.domain.records import (
@@ -51,8 +51,6 @@ from registry.domain.records import (
 )
 from registry.errors import NoFigures, RegistryUnavailable
 from registry.redis.client import Registry
-
-logger = logging.getLogger(__name__)
 
 
 class ArrivalLog:
@@ -125,37 +123,30 @@ class PoolDemandReader:
 
     def __init__(self, registry: Registry) -> None:
         self._submit = registry.transactions.submit
-        self._last: PoolDemand | None = None
-        self._read_at_s = 0.0
-        self._is_away = False
+        self._last = PoolDemand(None, {}, {}, -inf, -inf)
+        self._read_at_s = -inf
 
     async def read(self) -> PoolDemand:
         """Raises NoFigures."""
         try:
-            advice, waiting, expected, now_ms = await self._submit("demand")
-        except RegistryUnavailable as error:
-            return self._kept(error)
-        self._last = PoolDemand(
-            decode(PoolAdvice, advice) if advice else None,
-            _merged(waiting or ()),
-            decode_expected(expected) if expected else ExpectedRates(),
-            int(now_ms) / 1000,
-        )
-        self._read_at_s, self._is_away = time.monotonic(), False
+            self._last = _demand(*await self._submit("demand"))
+            self._read_at_s = time.monotonic()
+        except (RegistryUnavailable, ValueError, TypeError, LookupError) as error:
+            if time.monotonic() - self._read_at_s > KEPT_DEMAND_S:
+                raise NoFigures(
+                    f"the registry has had no readable figures for {KEPT_DEMAND_S:g} s: {error}"
+                ) from error
         return self._last
 
-    def _kept(self, error: RegistryUnavailable) -> PoolDemand:
-        age_s = time.monotonic() - self._read_at_s
-        if self._last is None or age_s > KEPT_DEMAND_S:
-            raise NoFigures(
-                f"the registry does not answer, and its last figures are older than"
-                f" {KEPT_DEMAND_S:g} s: {error}"
-            ) from error
-        if not self._is_away:
-            extra = {"error": str(error), "kept_s": KEPT_DEMAND_S}
-            logger.warning("other scalers get the last figures", extra=extra)
-        self._is_away = True
-        return self._last
+
+def _demand(advice: Any, waiting: Any, expected: Any, now_ms: Any) -> PoolDemand:
+    """Raises ValueError, TypeError, LookupError."""
+    now_s, rates = int(now_ms) / 1000, decode_expected(expected) if expected else ExpectedRates()
+    per_s: defaultdict[ModelName, float] = defaultdict(float)
+    for key, rate in rates.at(now_s).items():
+        per_s[name_of_key(key)] += rate
+    known = decode(PoolAdvice, advice) if advice else None
+    return PoolDemand(known, _merged(waiting or ()), per_s, rates.made_at_s, now_s)
 
 
 MAX_HINTS: Final = 1_000

@@ -4,7 +4,7 @@ import asyncio
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,15 +16,19 @@ import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from autoscaler.external_scaler import SERVICE, messages
-from common.grpc.server import HEALTH
+from autoscaler.external_scaler import SERVICE, ExternalScaler, messages
+from common.grpc.frames import frame, literal
+from common.grpc.server import HEALTH, serving
 from registry.domain.demand import ExpectedRates, QueueStats
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 from registry.domain.pool_demand import REQUESTS_PER_S, WANTED_PODS, PoolAdvice
 from registry.redis.client import Registry
 from registry.redis.reports import ArrivalLog, AutoscalerLog
+from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.gateway.grpc import calls
+from tests.gateway.grpc.test_attacks import DATA, HEADERS, PING, PREFACE, RESET, Frames
+from tests.registry.redis.clients import running
 from tests.servers import wait_until
 
 POOL = {"pool": "default"}
@@ -186,6 +190,8 @@ def test_another_leader_goes_on_with_the_figures(
         error = scalers[0].error("IsActive", reference(POOL))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert "in the last 15 s" in error.details()
+        await registry.transactions.submit("advise", token, "[]")  # of another version
+        assert scalers[0].error("IsActive", reference(POOL)).code() is grpc.StatusCode.UNAVAILABLE
         await log.release_lead(token)
 
     wait_until(lambda: all(map(has_figures, scalers)), what="figures")
@@ -219,12 +225,21 @@ def test_the_transformer_of_a_model_has_its_forecast(
         ("IsActive", {"pool": "default", "deployment": "x"}, "has deployment, pool"),
         ("StreamIsActive", {"deployment": "web"}, "was team/web"),
         ("StreamIsActive", {"pool": "gpu"}, "metadata pool must be 'default'"),
-        ("GetMetricSpec", {**POOL, "namespace": "other"}, "namespace must be 'team'"),
         ("GetMetricSpec", {"deployment": "sleeper-transformer"}, "requestsPerSecond must be a"),
         (
             "GetMetricSpec",
             {"deployment": "sleeper-explainer", "requestsPerSecond": "-1"},
-            "above 0",
+            "from 0.001",
+        ),
+        (
+            "GetMetricSpec",  # more than its field holds
+            {"deployment": "sleeper-explainer", "requestsPerSecond": "1e300"},
+            "to 1e+09",
+        ),
+        (
+            "GetMetricSpec",  # nothing in thousandths
+            {"deployment": "sleeper-explainer", "requestsPerSecond": "1e-9"},
+            "from 0.001",
         ),
         ("IsActive", {"deployment": "unknown-transformer"}, "NAME-transformer or NAME-explainer"),
     ],
@@ -253,6 +268,42 @@ def test_an_unreadable_message_and_a_wrong_metric(scalers: list[Scaler]) -> None
     error = scalers[0].error("GetMetrics", request)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert WANTED_PODS in error.details()
+
+
+async def test_a_call_has_one_answer_and_leaves_nothing_behind(redis: servers.RedisServer) -> None:
+    port, content = servers.free_port(), reference(POOL).SerializeToString()
+    message = b"\0" + len(content).to_bytes(4, "big") + content
+
+    def begin(number: int, method: str, end: int) -> bytes:
+        path = literal(b":path", f"/{SERVICE}/{method}".encode())
+        head = frame(HEADERS, 4, number, b"\x83\x86" + path)
+        return head + frame(DATA, 0, number, message * 100) + frame(DATA, end, number, b"")
+
+    def call() -> None:
+        reset = begin(1, "StreamIsActive", 1) + frame(RESET, 0, 1, bytes(4))
+        client = Frames(port, PREFACE + reset + begin(3, "IsActive", 0))
+        client.send(frame(PING, 0, 0, bytes(8)))
+        assert client.read(PING)
+        client.close()
+
+    registry = await Registry.connect(redis.url, "calls")
+    async with running(ClusterWatch(registry)) as watch, asyncio.TaskGroup() as group:
+        started: list[asyncio.Task[Any]] = []
+        scaler = ExternalScaler("default", watch, group)
+
+        def start(answer: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            started.append(group.create_task(answer))
+            return started[-1]
+
+        scaler.start = start  # type: ignore[assignment]
+        async with serving(
+            scaler.calls(), {}, host="127.0.0.1", port=port, max_message_bytes=1000, drain_s=1
+        ):
+            await asyncio.to_thread(call)
+        await asyncio.gather(*started)
+        assert len(started) == 1  # of the stream, whose client was gone by then
+        assert not scaler.streams
+    await registry.close()
 
 
 def test_figures_are_kept_for_an_outage_of_redis(

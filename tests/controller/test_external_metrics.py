@@ -14,7 +14,7 @@ import pytest
 
 from common.certificates import make_certificates, make_context
 from common.http_server import HttpServer
-from controller.external_metrics import VERSION, ExternalMetrics, _protocol
+from controller.external_metrics import VERSION, ExternalMetrics, _protocol, allowed_names
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries
 from controller.resources import read_service
@@ -46,7 +46,7 @@ class Stage:
         token = await self.log.acquire_lead("me", ttl_s=60)
         assert token is not None
         now_s = (await self.log.records()).read_at_s
-        await self.log.advise(token, PoolAdvice(3, "pilotlight", "pool-predictor", now_s))
+        await self.log.advise(token, PoolAdvice(3, "pilotlight", now_s))
         await self.log.publish_expected_rates(token, ExpectedRates({SPEC.key: 2.5}, now_s))
 
 
@@ -74,10 +74,9 @@ async def test_figures_of_pools_and_components(stage: Stage) -> None:
     assert early.status_code == 503
     assert early.json()["kind"] == "Status"
     await stage.publish()
-    for selector in (f"pool={POOL}", "deployment=pool-predictor"):
-        found = (await stage.ask(selector, WANTED_PODS)).json()
-        assert found["apiVersion"] == VERSION
-        assert found["items"][0].items() >= {"metricName": WANTED_PODS, "value": "3000m"}.items()
+    found = (await stage.ask(f"pool={POOL}", WANTED_PODS)).json()
+    assert found["apiVersion"] == VERSION
+    assert found["items"][0].items() >= {"metricName": WANTED_PODS, "value": "3000m"}.items()
     namespace, name = SPEC.name
     answer = await stage.ask(f"deployment={name}-transformer", REQUESTS_PER_S, namespace)
     assert answer.json()["items"][0]["value"] == "2500m"
@@ -91,7 +90,7 @@ async def test_figures_of_pools_and_components(stage: Stage) -> None:
         (f"pool={POOL}", "cpu", "pilotlight", f"metric must be {WANTED_PODS}, was 'cpu'"),
         ("", WANTED_PODS, "pilotlight", "matchLabels must be pool: NAME"),
         ("pool in (a,b)", WANTED_PODS, "pilotlight", "matchLabels must be pool: NAME"),
-        ("deployment=web", WANTED_PODS, "pilotlight", "NAME-transformer"),
+        ("deployment=web", REQUESTS_PER_S, "pilotlight", "NAME-transformer"),
     ],
 )
 async def test_what_is_unknown_is_not_found(
@@ -101,6 +100,15 @@ async def test_what_is_unknown_is_not_found(
     answer = await stage.ask(selector, metric, namespace)
     assert answer.status_code == 404
     assert text in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [(None, set()), ("", set()), ("null", set()), ("[]", set()), ('["front"]', {"front"})],
+)
+def test_no_allowed_names_are_any(text: str | None, names: set[str]) -> None:
+    data = {} if text is None else {"requestheader-allowed-names": text}
+    assert allowed_names(data) == names
 
 
 @asynccontextmanager

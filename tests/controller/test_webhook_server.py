@@ -1,10 +1,15 @@
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
+from kubernetes.aio import client as kubernetes
 
 from controller.admission import validate
-from controller.webhook_server import MUTATE_PATH, VALIDATE_PATH, admission_app
+from controller.settings import ControllerSettings
+from controller.webhook_server import MUTATE_PATH, VALIDATE_PATH, WebhookSetup, admission_app
 from tests.controller.objects import service
 
 
@@ -52,3 +57,48 @@ async def test_rejects_bodies_that_are_not_reviews(
     answer = await client.post(VALIDATE_PATH, content=body)
     assert answer.status_code == status
     assert answer.json()["error"]
+
+
+API_SERVICE = "v1beta1.external.metrics.k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("service_name", "is_ours"),
+    [
+        pytest.param("pilotlight-webhook", True, id="ours"),
+        pytest.param("keda-operator-metrics-apiserver", False, id="of-keda"),
+        pytest.param("", False, id="missing"),
+    ],
+)
+async def test_webhooks_are_served_whoever_has_the_external_metrics(
+    service_name: str, is_ours: bool
+) -> None:
+    patched: dict[str, Any] = {}
+
+    async def serve(request: web.Request) -> web.Response:
+        name = request.match_info["path"].rpartition("/")[2]
+        if request.method in ("PATCH", "POST"):
+            patched[name] = json.loads(await request.text())
+            return web.json_response({})
+        if name == "pilotlight-webhook" or (name == API_SERVICE and not service_name):
+            return web.json_response({"message": "not found"}, status=404)
+        leads = {"service": {"name": service_name or "pilotlight-webhook", "namespace": "p"}}
+        if name == API_SERVICE:
+            most = {"groupPriorityMinimum": 1, "versionPriority": 1}
+            return web.json_response({"spec": {**leads, **most, "caBundle": "dGhlaXJz"}})
+        leads["service"]["name"] = "pilotlight-webhook"
+        common = {"name": "a.b.c", "sideEffects": "None", "admissionReviewVersions": ["v1"]}
+        return web.json_response({"webhooks": [{**common, "clientConfig": leads}]})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    api = kubernetes.ApiClient(kubernetes.Configuration(host=f"http://{host}:{port}"))
+    assert (await WebhookSetup(api, ControllerSettings(external_metrics_port=1)).prepare()).key
+    assert {"annotations.pilotlight.io", "defaults.pilotlight.io"} <= patched.keys()
+    assert (API_SERVICE in patched) is is_ours
+    await api.close()
+    await runner.cleanup()

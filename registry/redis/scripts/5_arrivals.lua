@@ -65,5 +65,6 @@ function op.waiting()
       found[#found + 1] = report[2]
     end
   end
+  if #all > 0 and #found == 0 then unshared[#unshared + 1] = {'waiting', 0} end
   return found
 end

@@ -175,9 +175,19 @@ def test_what_follows_a_calls_end_is_not_taken(port: int) -> None:
     client.close()
 
 
-def test_calls_reset_without_end_close_the_connection(port: int) -> None:
-    begun = (frame(HEADERS, 4, 2 * at + 1, BLOCK) for at in range(3 * MANY))
-    resets = (frame(RESET, 0, 2 * at + 1, bytes(4)) for at in range(3 * MANY))
+@pytest.mark.parametrize(
+    ("kind", "block", "content"),
+    [
+        pytest.param(RESET, BLOCK, bytes(4), id="resets"),
+        pytest.param(WINDOW, BLOCK, FULL, id="windows"),
+        pytest.param(WINDOW, b"\x83", b"\0\0\0\1", id="malformed"),
+    ],
+)
+def test_calls_reset_without_end_close_the_connection(
+    port: int, kind: int, block: bytes, content: bytes
+) -> None:
+    begun = (frame(HEADERS, 4, 2 * at + 1, block) for at in range(3 * MANY))
+    resets = (frame(kind, 0, 2 * at + 1, content) for at in range(3 * MANY))
     sent = [one + other for one, other in zip(begun, resets, strict=True)]
     client = Frames(port, PREFACE + b"".join(sent[: MANY // 2]) + frame(PING, 0, 0, bytes(8)))
     assert client.read(PING, GOAWAY)[0] == PING

@@ -129,7 +129,7 @@ def node(driver: str | None) -> dict[str, Any]:
 
 
 def scaler(target: str, maker: str = "", **spec: Any) -> dict[str, Any]:
-    owners = [{"kind": "ScaledObject", "name": maker}] if maker else []
+    owners = [{"kind": maker, "name": "theirs"}] if maker else []
     return {
         "metadata": {"name": "theirs", "namespace": NAMESPACE, "ownerReferences": owners},
         "spec": {"scaleTargetRef": {"kind": "Deployment", "name": target}, **spec},
@@ -387,13 +387,21 @@ METRIC = {"type": "External", "external": {"metric": {"name": "pilotlight-wanted
         (
             {
                 "scaled_objects": [scaler("pool-predictor", triggers=[TRIGGER])],
-                "autoscalers": [scaler("pool-predictor", maker="theirs")],
+                "autoscalers": [scaler("pool-predictor", maker="ScaledObject")],
             },
             "ScaledObject theirs scales Deployment pool-predictor",
         ),
         (
             {"autoscalers": [scaler("pool-predictor", metrics=[METRIC])]},
             "HorizontalPodAutoscaler theirs scales Deployment pool-predictor",
+        ),
+        (
+            {
+                "services": [pool(mode="Knative")],
+                "config_maps": [FEATURES],
+                "autoscalers": [scaler("pool-predictor-00001-deployment", maker="PodAutoscaler")],
+            },
+            "Knative scales Deployment pool-predictor",
         ),
     ],
 )

@@ -132,6 +132,8 @@ async def test_an_announcement_of_another_version_is_left_out(
 async def test_the_first_queued_request_of_all_gateways_is_published(
     registry: Registry, connect: Connect
 ) -> None:
+    import redis
+
     arrivals, waits = ArrivalLog(registry), {NAME: QueueStats(1, 0, 0.0)}
     async with (
         running(ClusterWatch(await connect())) as watch,
@@ -147,3 +149,10 @@ async def test_the_first_queued_request_of_all_gateways_is_published(
         await until(lambda: not watch.state.has_queue, what="there is none")
         assert watch.state.version == version + 1  # in between nothing was published
         assert not pods.state.has_queue
+        await arrivals.report("dead", 1, [], waits)
+        await until(lambda: watch.state.has_queue, what="there is a queue")
+        with redis.Redis.from_url(registry.url) as direct:
+            waiting = f"pilotlight:{{{registry.pool}}}:waiting"
+            direct.hset(waiting, "dead", '[0,{"a/b":[1,0,0]}]')
+        assert not await arrivals.queue_stats()
+        await until(lambda: not watch.state.has_queue, what="that of a dead gateway is gone")
