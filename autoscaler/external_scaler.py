@@ -170,19 +170,15 @@ def _send(call: ScalerCall, kind: str, **fields: Any) -> None:
 
 def target_of(reference: Any, pool: str) -> ScaleTarget:
     """What a ScaledObject asks this pool's autoscaler for. Raises UnknownTarget."""
-    metadata, namespace = reference.scalerMetadata, reference.namespace
+    metadata = reference.scalerMetadata
     named, deployment = metadata.get("pool", ""), metadata.get("deployment", "")
-    if bool(named) == bool(deployment):
-        given = ", ".join(sorted(metadata)) or "nothing"
+    if bool(named) == bool(deployment) or named not in ("", pool):
+        given = ", ".join(f"{key}: {metadata[key]}" for key in sorted(metadata)) or "nothing"
         raise UnknownTarget(
-            f"metadata must have pool: {pool}, or deployment: NAME with {_PER_POD}; has {given}"
+            f"metadata must have pool: {pool}, the one of this autoscaler, or deployment: NAME with"
+            f" {_PER_POD}; has {given}"
         )
-    if named not in ("", pool):
-        raise UnknownTarget(
-            f"metadata pool must be {pool!r}, the one of this autoscaler, was {named!r};"
-            " another pool's has a Service of its own"
-        )
-    return ScaleTarget(namespace, named, deployment)
+    return ScaleTarget(reference.namespace, named, deployment)
 
 
 def per_pod(metadata: Any) -> float:

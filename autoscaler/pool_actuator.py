@@ -144,7 +144,7 @@ class PoolActuator:
         self._observed = observed
         if not observed.has_scale:
             self._target = self._advice = None
-        await self._report_owner(observed, observed.owner)
+        await self._report_owner(observed)
         await self._apply(observed, self._target)
 
     async def _apply(self, observed: ObservedPool, target: WantedPods | None) -> None:
@@ -188,8 +188,9 @@ class PoolActuator:
             await self._scaler.set_deletion_costs(observed, costs)
             self._costs_set_s = now_s
 
-    async def _report_owner(self, observed: ObservedPool, owner: ScaledElsewhere | None) -> None:
+    async def _report_owner(self, observed: ObservedPool) -> None:
         """Report in metric, log and event who scales the pool; log and event once per change."""
+        owner = observed.owner
         self._set_owner_metric(owner)
         if owner == self._reported_owner:
             return
@@ -198,10 +199,8 @@ class PoolActuator:
         else:
             extra = {"pool": self._pool, "reason": owner.reason}
             logger.warning("the autoscaler does not scale the pool", extra=extra)
-            is_warning = owner.owner is not Owner.COMPETING_SCALER
-            await self._post_event(
-                observed, "ScalingLeftAlone", owner.reason, is_warning=is_warning
-            )
+            is_odd = owner.owner is not Owner.COMPETING_SCALER
+            await self._post_event(observed, "ScalingLeftAlone", owner.reason, is_warning=is_odd)
         self._reported_owner = owner  # after the event: one that could not be posted is tried again
 
     def _set_owner_metric(self, owner: ScaledElsewhere | None) -> None:

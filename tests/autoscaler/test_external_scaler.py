@@ -220,11 +220,11 @@ def test_the_transformer_of_a_model_has_its_forecast(
 @pytest.mark.parametrize(
     ("method", "metadata", "text"),
     [
-        ("IsActive", {}, "metadata must have pool: default, or deployment"),
-        ("IsActive", {"pool": "gpu"}, "metadata pool must be 'default'"),
-        ("IsActive", {"pool": "default", "deployment": "x"}, "has deployment, pool"),
+        ("IsActive", {}, "metadata must have pool: default, the one of this autoscaler, or"),
+        ("IsActive", {"pool": "gpu"}, "has pool: gpu"),
+        ("IsActive", {"pool": "default", "deployment": "x"}, "has deployment: x, pool: default"),
         ("StreamIsActive", {"deployment": "web"}, "was team/web"),
-        ("StreamIsActive", {"pool": "gpu"}, "metadata pool must be 'default'"),
+        ("StreamIsActive", {"pool": "gpu"}, "has pool: gpu"),
         ("GetMetricSpec", {"deployment": "sleeper-transformer"}, "requestsPerSecond must be a"),
         (
             "GetMetricSpec",
