@@ -191,11 +191,15 @@ class LoadPlacer:
         self._marginal_value = marginal_value
         self._loads_per_node = loads_per_node
         self._pods = view.accepting
-        self._loads: Counter[str] = Counter()
+        self._loads = Counter(
+            view.pods[name].node
+            for model in view.models
+            for name, each in model.holders.items()
+            if each.is_warming and name in view.pods
+        )
         """Running and planned loads by node."""
         self._demoted = {(each.key, each.pod) for each in planned if isinstance(each, Demote)}
         self._free = self._free_bytes()
-        self._count_running_loads()
         self._placed: defaultdict[str, set[str]] = defaultdict(set)
         """Pods of the placed loads, by model key."""
         self._idle: dict[str, list[ModelView]] | None = None
@@ -210,12 +214,6 @@ class LoadPlacer:
                     free[name] += model.size_bytes
         return free
 
-    def _count_running_loads(self) -> None:
-        for model in self._view.models:
-            for name, each in model.holders.items():
-                if each.is_warming and name in self._view.pods:
-                    self._loads[self._view.pods[name].node] += 1
-
     def place(
         self, model: ModelView, tier: Tier, gain: float | None, *, is_urgent: bool
     ) -> LoadPlacement | None:
@@ -228,7 +226,9 @@ class LoadPlacer:
         copies |= self._placed[model.key]
         nodes = {self._view.pods[pod].node for pod in copies if pod in self._view.pods}
         most = inf if is_urgent else self._loads_per_node if tier is Tier.DEVICE else 1
-        pods = [pod for pod in self._pods if self._is_open(pod, copies, most)]
+        pods = [
+            pod for pod in self._pods if pod.name not in copies and self._loads[pod.node] < most
+        ]
         if tier is not Tier.DEVICE:
             best = min(pods, key=lambda pod: self._rank(pod, model, nodes), default=None)
             placement = None if best is None else LoadPlacement(best.name)
@@ -237,9 +237,6 @@ class LoadPlacer:
         if placement is not None:
             self._apply(placement, model, tier)
         return placement
-
-    def _is_open(self, pod: PodState, copies: set[str], max_loads: float) -> bool:
-        return pod.name not in copies and self._loads[pod.node] < max_loads
 
     def _rank(
         self, pod: PodState, model: ModelView, nodes: set[str]

@@ -238,9 +238,11 @@ def _loads(
     actions: list[Action] = []
     for each in candidates[: params.loads_per_plan]:
         model = view.models[each.row]
-        gain = _queue_gain(params, model, each)
+        gain = each.gain
         if value is not None and not each.is_urgent:
             gain = _forecast_gain(params, model, each, value)
+        elif gain == np.inf and not _evicts_for_queue(params, model):
+            gain = 0.0
         if gain is not None and gain < 0.0:
             continue
         placement = placer.place(model, each.tier, gain, is_urgent=each.is_urgent)
@@ -266,12 +268,6 @@ def _loads_for_queue(params: Predictive, model: ModelView) -> bool:
 
 def _evicts_for_queue(params: Predictive, model: ModelView) -> bool:
     return params.loads_for_queue or model.copies < model.spec.policy.min_copies
-
-
-def _queue_gain(params: Predictive, model: ModelView, candidate: _LoadCandidate) -> float | None:
-    if candidate.gain == np.inf and not _evicts_for_queue(params, model):
-        return 0.0
-    return candidate.gain
 
 
 def _forecast_gain(

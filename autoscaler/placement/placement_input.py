@@ -21,7 +21,6 @@ from autoscaler.placement.problem import (
     ModelProfile,
     PlanParams,
     Profiles,
-    SlowedPair,
     Workload,
     model_profile,
     slowed_pairs,
@@ -106,7 +105,12 @@ def placement_input(
             Workload(model, rates_rps.get(model, 0.0), deadline_s, spec.policy.max_batch_size)
         )
     names = [each.model for each in workloads]
-    pairs = _pairs(state, names, kinds)
+    pairs = slowed_pairs(
+        (name, each.neighbour, each.factor)
+        for name in names
+        for profile in state.profiles_of(state.models[ModelName.parse(name)].serving.key)
+        for each in (profile.pairs if profile.product in kinds else ())
+    )
     fits = tuple(
         ModelFits(name, profile.product, profile.fits, latency_scales.get(name, 1.0))
         for name in names
@@ -122,18 +126,6 @@ def placement_input(
         overhead_s,
         load_s,
         left_out,
-    )
-
-
-def _pairs(
-    state: ClusterState, models: Sequence[str], kinds: Sequence[str]
-) -> tuple[SlowedPair, ...]:
-    """Measured pairs of these models."""
-    return slowed_pairs(
-        (model, each.neighbour, each.factor)
-        for model in models
-        for profile in state.profiles_of(state.models[ModelName.parse(model)].serving.key)
-        for each in (profile.pairs if profile.product in kinds else ())
     )
 
 
@@ -223,13 +215,11 @@ def _why_not(spec: ModelSpec, kinds: Sequence[str], profiles: Sequence[ModelProf
 
 def _memory_bytes(state: ClusterState, groups: int) -> dict[str, int]:
     """Of one accelerator, by product; groups of cores share the machine's equally."""
-    found: dict[str, int] = {}
-    for pod in state.pods.values():
-        each = pod.info.accelerator
-        found[each.product] = (
-            each.memory_bytes if each.uuid else each.memory_bytes // max(1, groups)
-        )
-    return found
+    found = (pod.info.accelerator for pod in state.pods.values())
+    return {
+        each.product: each.memory_bytes if each.uuid else each.memory_bytes // max(1, groups)
+        for each in found
+    }
 
 
 def _client_shares(state: ClusterState) -> dict[str, float]:

@@ -45,34 +45,11 @@ def predicted_goodput(
     """The best plan found with `max_evaluations` predictions."""
     validate(workloads, accelerators, profiles)
     search = _Search(workloads, accelerators, profiles, params)
-    starts = [_known(current, workloads, accelerators, profiles), ()]
+    starts = [search.known(current), ()]
     starts += _usher_plans(workloads, accelerators, profiles, params)
     scored = sorted(map(search.scored, dict.fromkeys(starts)), key=lambda each: -each.in_time_rps)
     best = max(map(search.climb, scored), key=lambda each: each.in_time_rps)
     return _placement(best, search, workloads, accelerators, profiles)
-
-
-def _known(
-    current: Sequence[PlacedReplica],
-    workloads: Sequence[Workload],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-) -> Plan:
-    """The running replicas that this problem still has a place and a profile for."""
-    kinds = {each.name: each.kind for each in accelerators}
-    models = {each.model for each in workloads}
-    return tuple(
-        sorted(
-            (
-                replace(each, rate_rps=0.0)
-                for each in current
-                if each.model in models
-                and each.accelerator in kinds
-                and profiles.point(each.model, kinds[each.accelerator], each.batch_size)
-            ),
-            key=replica_order,
-        )
-    )
 
 
 def _usher_plans(
@@ -86,33 +63,25 @@ def _usher_plans(
     Also for part of the SLO: Usher leaves no time for requests to wait.
     """
     params = replace(params, has_shares=False)
-    tried = [(metric, workloads) for metric in Metric]
+
+    def by_kind(metric: Metric, left: Sequence[Workload]) -> Plan:
+        """Each kind of accelerator gets what those before it do not serve."""
+        replicas: list[PlacedReplica] = []
+        for kind in sorted({each.kind for each in accelerators}):
+            here = [each for each in accelerators if each.kind == kind]
+            found = plan_usher(metric, left, here, profiles, params)
+            replicas += found.replicas
+            short = {each.model: each.shortfall_rps for each in found.models}
+            left = [replace(each, rate_rps=short[each.model]) for each in left if short[each.model]]
+            if not left:
+                break
+        return tuple(replace(each, rate_rps=0.0) for each in sorted(replicas, key=replica_order))
+
+    plans = [by_kind(metric, workloads) for metric in Metric]
     for part in _TIGHTENED:
         tighter = [replace(each, slo_s=part * each.slo_s) for each in workloads]
-        tried.append((Metric.SM_UTILIZATION, tighter))
-    return [_by_kind(metric, loads, accelerators, profiles, params) for metric, loads in tried]
-
-
-def _by_kind(
-    metric: Metric,
-    workloads: Sequence[Workload],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-    params: PlanParams,
-) -> Plan:
-    """Each kind of accelerator gets what those before it do not serve."""
-    replicas: list[PlacedReplica] = []
-    for kind in sorted({each.kind for each in accelerators}):
-        here = [each for each in accelerators if each.kind == kind]
-        found = plan_usher(metric, workloads, here, profiles, params)
-        replicas += found.replicas
-        short = {each.model: each.shortfall_rps for each in found.models}
-        workloads = [
-            replace(each, rate_rps=short[each.model]) for each in workloads if short[each.model]
-        ]
-        if not workloads:
-            break
-    return tuple(replace(each, rate_rps=0.0) for each in sorted(replicas, key=replica_order))
+        plans.append(by_kind(Metric.SM_UTILIZATION, tighter))
+    return plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +112,18 @@ class _Search:
             for each in self._workloads
             for kind in set(self.kinds.values())
         }
+
+    def known(self, current: Sequence[PlacedReplica]) -> Plan:
+        """The running replicas that this problem still has a place and a profile for."""
+        models, kinds = {each.model for each in self._workloads}, self.kinds
+        found = [
+            replace(each, rate_rps=0.0)
+            for each in current
+            if each.model in models
+            and each.accelerator in kinds
+            and self._profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+        ]
+        return tuple(sorted(found, key=replica_order))
 
     def scored(self, plan: Plan) -> _Scored:
         self._left -= 1
