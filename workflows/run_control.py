@@ -264,11 +264,15 @@ class RunControl:
     # The end of a run
 
     def fail(self, run: Run, message: str, reason: str, status: int) -> None:
-        self.end(run, RunStatus.FAILED, error=_error(message, reason, status))
+        self.end(run, RunStatus.FAILED, error=WorkflowError(message, reason, status).as_json())
 
     def cancel(self, run: Run) -> None:
         """A client wants no result any more."""
-        self.end(run, RunStatus.CANCELLED, error=_error("the run was cancelled", "cancelled", 499))
+        self.end(
+            run,
+            RunStatus.CANCELLED,
+            error=WorkflowError("the run was cancelled", "cancelled", 499).as_json(),
+        )
 
     def end(
         self,
@@ -316,10 +320,6 @@ def _is_writable(message: Mapping[str, Any]) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _error(message: str, reason: str, status: int) -> dict[str, Any]:
-    return {"message": message, "reason": reason, "status": status}
 
 
 def _is_at_hand(step: RunStep) -> bool:

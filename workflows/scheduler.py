@@ -301,12 +301,8 @@ class Scheduler:
         return not is_elsewhere
 
     def _stop_run(self, run: Run) -> None:
-        self._control.fail(
-            run,
-            "the workflow's file ended its runner twice and is stopped",
-            "workflow-stopped",
-            409,
-        )
+        message = "the workflow's file ended its runner twice and is stopped"
+        self._control.fail(run, message, "workflow-stopped", 409)
 
     def _lose(self, identity: str) -> None:
         """The run has another token: that of another scheduler, or a newer one of this."""

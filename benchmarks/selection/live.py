@@ -21,6 +21,7 @@ import yaml
 from benchmarks.machine import REPOSITORY
 from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
+from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 from registry.domain.pod import STAGES
 
@@ -155,7 +156,7 @@ class _Platform:
 
     def _cluster(self, hop_s: float) -> dict[str, Any]:
         """The platform as it is now, with its applications and the measured hop."""
-        state = asyncio.run(PlatformTarget.of(self._home).cluster())
+        state = asyncio.run(PlatformTarget(StateDir.of(self._home)).cluster())
         found: dict[str, Any] = yaml.safe_load(live_cluster_file(state))
         documents = [
             each

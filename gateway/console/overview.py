@@ -122,16 +122,12 @@ class Overview:
     def _visible_pods(self, viewer: str | None) -> list[PodState]:
         """By node, accelerator and name; for a tenant those that have a model of its own."""
         state = self.watch.state
-        pods = state.pods.values()
+        pods = list(state.pods.values())
         if viewer is not None:
-            own = {
-                pod
-                for key, holders in state.residency.items()
-                if key.startswith(f"{viewer}/")
-                for pod in holders
-            }
-            return sorted((pod for pod in pods if pod.name in own), key=_place)
-        return sorted(pods, key=_place)
+            held = (pods for key, pods in state.residency.items() if key.startswith(f"{viewer}/"))
+            own = set[str]().union(*held)
+            pods = [pod for pod in pods if pod.name in own]
+        return sorted(pods, key=lambda pod: (pod.node, pod.info.accelerator.product, pod.name))
 
     def _row(self, record: ModelRecord, rates: Mapping[str, float]) -> dict[str, Any]:
         state, spec, name = self.watch.state, record.serving, str(record.spec.name)
@@ -186,10 +182,6 @@ def _expected(state: ClusterState, key: str, now_s: float) -> Band:
     rates = state.expected_rates
     found = rates.bands_at(now_s).get(key)
     return found or Band(rates.at(now_s).get(key, 0.0), median_per_s=0.0, high_per_s=0.0)
-
-
-def _place(pod: PodState) -> tuple[str, str, str]:
-    return pod.node, pod.info.accelerator.product, pod.name
 
 
 def _pod(pod: PodState, viewer: str | None) -> dict[str, Any]:

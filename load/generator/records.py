@@ -27,7 +27,6 @@ from registry.domain.pod import STAGES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import TextIO
 
     from load.generator.trace_arrivals import TraceArrival
 
@@ -293,7 +292,13 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
             parts = parts_folder(output)
             existed = parts.exists()
             parts.mkdir(parents=True, exist_ok=True)
-            _lock(stack.enter_context((parts / _LOCK).open("a")), output)
+            lock = stack.enter_context((parts / _LOCK).open("a"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise GeneratorError(
+                    f"--output: another run writes {output} now; name another, or end that run"
+                ) from error
             if existed and not overwrite:
                 raise _already_exists(f"{parts}, of an interrupted run")
             for old in parts.iterdir():
@@ -321,12 +326,3 @@ def require_replaceable(
 
 def _already_exists(path: str, flag: str = "--output") -> GeneratorError:
     return GeneratorError(f"{flag}: there is {path} already; name another, or --overwrite")
-
-
-def _lock(file: TextIO, output: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise GeneratorError(
-            f"--output: another run writes {output} now; name another, or end that run"
-        ) from error

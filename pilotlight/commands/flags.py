@@ -12,6 +12,7 @@ import typer
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
 from registry.domain.cluster import ClusterState
 
 
@@ -129,9 +130,8 @@ def complete_pod(ctx: click.Context, incomplete: str) -> list[str]:
 def _cluster(ctx: click.Context) -> ClusterState:
     """The state of the platform that the command addresses; empty if there is none."""
     given = ctx.params
-    target = PlatformTarget.of(
-        given.get("home"), redis_url=given.get("redis_url"), pool=given.get("pool") or "default"
-    )
+    home, pool = StateDir.of(given.get("home")), given.get("pool") or "default"
+    target = PlatformTarget(home, given.get("redis_url"), pool=pool)
     try:
         return asyncio.run(target.cluster())
     except PilotlightError:
@@ -163,18 +163,16 @@ _JSON: Final[Mapping[str, tuple[Any, Any]]] = {"json_": (Json, False)}
 _FORMATS: Final = ("wide", "json")
 
 
-def addresses(
-    *names: str, lists: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+def addresses(*names: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a verb of a function, asynchronous or not, of the platform and the output.
 
     The verb's flags are those of the function, then the named ones of `REGISTRY` and `GATEWAY`,
-    which say what platform, then with `lists` those of a listing, and `--json`.
+    which say what platform, and `--json`.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-        return verb_of(function, own, *names, lists=lists)
+        return verb_of(function, own, *names)
 
     return decorate
 
@@ -182,29 +180,26 @@ def addresses(
 def verb_of(
     function: Callable[..., Any], own: Sequence[inspect.Parameter], *names: str, lists: bool = False
 ) -> Callable[..., None]:
-    """As `addresses`; the function's own flags are these."""
+    """As `addresses`; the function's own flags are these, and with `lists` those of a listing."""
     flags = {**{name: _ADDRESS[name] for name in names}, **(_LISTING if lists else {}), **_JSON}
 
     def verb(**given: Any) -> None:
         shared = {name: given.pop(name) for name in flags}
-        target = PlatformTarget.of(**{name: shared.pop(name) for name in names})
+        places = {name: shared.pop(name) for name in names}
+        target = PlatformTarget(StateDir.of(places.pop("home")), **places)
         result = function(target, _output(**shared), **given)
         if inspect.iscoroutine(result):
             asyncio.run(result)
 
-    parameters = [
-        *own,
-        *(
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
-            )
-            for name, (kind, default) in flags.items()
-        ),
-    ]
+    parameters = [*own, *(argument(name, *flag) for name, flag in flags.items())]
     verb.__name__, verb.__doc__ = function.__name__, function.__doc__
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     verb.__annotations__ = {each.name: each.annotation for each in parameters}
     return verb
+
+
+def argument(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def _output(*, json_: bool, watch: bool = False, format_: str | None = None) -> Output:

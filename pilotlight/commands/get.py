@@ -58,7 +58,7 @@ def _listing(kind: Kind) -> Callable[..., None]:
     argument = typer.Argument(
         metavar="NAME", help=f"Show only these {kind.plural}.", autocompletion=kind.complete
     )
-    names = _argument("names", Annotated[list[str] | None, argument], None)
+    names = flags.argument("names", Annotated[list[str] | None, argument], None)
     return flags.verb_of(get, [names, *_namespace(kind)], *kind.flags, lists=True)
 
 
@@ -77,16 +77,12 @@ def _describing(kind: Kind) -> Callable[..., None]:
     describe.__doc__ = kind.about[1]
     words = "NAME or NAMESPACE/NAME" if kind.is_namespaced else f"Name of the {kind.name}."
     argument = typer.Argument(metavar="NAME", help=words, autocompletion=kind.complete)
-    name = _argument("name", Annotated[str, argument])
+    name = flags.argument("name", Annotated[str, argument])
     return flags.verb_of(describe, [name, *_namespace(kind)], *kind.flags)
 
 
-def _argument(name: str, kind: Any, default: Any = Parameter.empty) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-
-
 def _namespace(kind: Kind) -> list[Parameter]:
-    return [_argument("namespace", flags.Namespace, None)] if kind.is_namespaced else []
+    return [flags.argument("namespace", flags.Namespace, None)] if kind.is_namespaced else []
 
 
 def _full_names(kind: Kind, names: Sequence[str], namespace: str | None) -> list[str]:

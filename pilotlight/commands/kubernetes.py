@@ -13,6 +13,7 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import RequestFailed, requires_extra
 from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
 from registry.domain.pod_state import PodState
 from registry.redis.reports import AutoscalerLog
 
@@ -53,7 +54,7 @@ def scale(
     json_: flags.Json = False,
 ) -> None:
     """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
-    target = PlatformTarget.of(None, redis_url=redis_url, pool=pool)
+    target = PlatformTarget(StateDir.of(None), redis_url=redis_url, pool=pool)
     asyncio.run(_scale(target, Output(json_), pods=pods, namespace=namespace))
 
 

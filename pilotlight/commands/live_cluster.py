@@ -15,7 +15,7 @@ import yaml
 from pilotlight.platform.machine import Machine
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, Tier
-from registry.domain.pod import IN_SERVICE, ProfilePoint
+from registry.domain.pod import IN_SERVICE
 from registry.domain.pod_state import PodState
 from registry.inference_service.annotations import PREFIX
 from registry.inference_service.predictors import needs_in_pool
@@ -198,7 +198,10 @@ def _infer(state: ClusterState, spec: ModelSpec, *, shares_cores: bool) -> dict[
         if not shares_cores:
             return {"infer": {each.rows: _duration(each.latency_s) for each in profile.points}}
         slower = 1.0 if profile.source == IN_SERVICE else _COLD_CACHES
-        alone_s = {each.rows: slower * _alone_s(each) for each in profile.points}
+        alone_s = {  # on idle cores: with one thread its CPU time
+            each.rows: slower * min(each.latency_s, each.cpu_s or each.latency_s)
+            for each in profile.points
+        }
         cores = {
             each.rows: round(slower * each.cpu_s / alone_s[each.rows], 1)
             for each in profile.points
@@ -212,11 +215,6 @@ def _infer(state: ClusterState, spec: ModelSpec, *, shares_cores: bool) -> dict[
         return found
     seconds = state.measured(spec.key).quantile_s("infer", _UNDISTURBED if shares_cores else 0.5)
     return {} if seconds is None else {"infer": {1: _duration(seconds)}}
-
-
-def _alone_s(point: ProfilePoint) -> float:
-    """Time of a batch on idle cores: with one thread its CPU time."""
-    return min(point.latency_s, point.cpu_s) if point.cpu_s else point.latency_s
 
 
 def _duration(seconds: float) -> str:

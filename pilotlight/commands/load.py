@@ -9,6 +9,7 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import requires_extra
 from pilotlight.output import Output
+from pilotlight.state_dir import StateDir
 
 app = typer.Typer()
 runs = typer.Typer(name="load", no_args_is_help=True, help="Play traces against a gateway.")
@@ -107,7 +108,7 @@ def run(
             run_load,
         )
 
-    target = PlatformTarget.of(home)
+    target = PlatformTarget(StateDir.of(home))
     plain = RunSettings(
         f"({trace})|tenant={namespace}" if namespace else trace,
         url or target.gateway_url,

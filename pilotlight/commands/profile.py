@@ -160,12 +160,12 @@ async def _export(target: PlatformTarget, output: Output, name: ModelName, file:
 
 def _export_accuracies(output: Output, state: ClusterState, name: ModelName, file: str) -> None:
     document = accuracy_document(state.applications[name], state)
-    if not document["variants"]:
+    variants = sorted(document["variants"])
+    if not variants:
         raise NotFound(
             f"no variant of {name} has a current profile; `pilotlight profile {name} --examples "
             "FILE` measures them"
         )
-    variants = sorted(document["variants"])
     said = {"file": file, "application": str(name), "variants": variants}
     _save(output, document, file, said, f"{file}: accuracy of {', '.join(variants)}")
 

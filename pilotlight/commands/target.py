@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 
@@ -35,19 +35,6 @@ class PlatformTarget:
     pod_secret_file: Path | None = None
     key: str = field(default="", repr=False)
     """What requests to the gateway carry, if anything."""
-
-    @classmethod
-    def of(
-        cls,
-        home: Path | None,
-        *,
-        redis_url: str | None = None,
-        gateway: str | None = None,
-        pool: str = "default",
-        pod_secret_file: Path | None = None,
-        key: str = "",
-    ) -> Self:
-        return cls(StateDir.of(home), redis_url, gateway, pool, pod_secret_file, key)
 
     @property
     def pod_secret(self) -> PodSecret:

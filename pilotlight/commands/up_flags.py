@@ -47,12 +47,8 @@ class UpFlag:
         if self.variable is not None:
             more["envvar"] = f"PILOTLIGHT_{self.variable or self.name.upper()}"
         kind: Any = Annotated
-        return Parameter(
-            self.name,
-            Parameter.KEYWORD_ONLY,
-            default=self.default,
-            annotation=kind[self.kind, typer.Option(*self.names, **more)],
-        )
+        option = kind[self.kind, typer.Option(*self.names, **more)]
+        return flags.argument(self.name, option, self.default)
 
     @property
     def read_as(self) -> str:
@@ -266,11 +262,11 @@ UP_FLAGS: Final = (
     ),
 )
 SHARED_FLAGS: Final = (
-    Parameter("filename", Parameter.KEYWORD_ONLY, default=[], annotation=flags.Files),
-    Parameter("pool", Parameter.KEYWORD_ONLY, default="default", annotation=flags.Pool),
-    Parameter("namespace", Parameter.KEYWORD_ONLY, default=None, annotation=flags.Namespace),
-    Parameter("home", Parameter.KEYWORD_ONLY, default=None, annotation=flags.Home),
-    Parameter("json_", Parameter.KEYWORD_ONLY, default=False, annotation=flags.Json),
+    flags.argument("filename", flags.Files, []),
+    flags.argument("pool", flags.Pool, "default"),
+    flags.argument("namespace", flags.Namespace, None),
+    flags.argument("home", flags.Home, None),
+    flags.argument("json_", flags.Json, False),
 )
 
 

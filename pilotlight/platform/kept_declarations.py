@@ -125,7 +125,10 @@ class KeptDeclarations:
             [decode(ApplicationSpec, text) for text in document["applications"]],
         )
         for name, definition in document["workflows"].items():
-            await self._put_workflow(ModelName.parse(name), definition)
+            try:
+                await self._log.put_workflow(ModelName.parse(name), definition)
+            except InvalidModel as error:
+                logger.warning("not declared again", extra={"problems": error.problems})
         for text in document.get("profiles", ()):
             await registry.put_profile(decode_profile(text))
         for text in document.get("accuracies", ()):
@@ -142,12 +145,6 @@ class KeptDeclarations:
                     await put([spec])
                 except InvalidModel as error:
                     logger.warning("not declared again", extra={"problems": error.problems})
-
-    async def _put_workflow(self, name: ModelName, definition: dict[str, Any]) -> None:
-        try:
-            await self._log.put_workflow(name, definition)
-        except InvalidModel as error:
-            logger.warning("not declared again", extra={"problems": error.problems})
 
     def _read(self) -> dict[str, Any] | None:
         try:

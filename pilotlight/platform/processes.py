@@ -135,22 +135,10 @@ def redis_command(listen: Path | int, folder: Path) -> list[str]:
         address = ["--bind", "127.0.0.1", "--port", str(listen), "--protected-mode", "yes"]
     else:
         address = ["--port", "0", "--unixsocket", str(listen), "--unixsocketperm", "700"]
-    return [
-        redis_binary(),
-        *address,
-        "--dir",
-        str(folder),
-        "--appendonly",
-        "yes",
-        "--appendfsync",
-        "no",
-        "--save",
-        "",
-        "--daemonize",
-        "no",
-        "--loglevel",
-        "notice",
-    ]
+    values = {"dir": str(folder), "appendonly": "yes", "appendfsync": "no", "save": ""}
+    values |= {"daemonize": "no", "loglevel": "notice"}
+    settings = [word for name, value in values.items() for word in (f"--{name}", value)]
+    return [redis_binary(), *address, *settings]
 
 
 async def is_redis_ready(url: str) -> bool:

@@ -124,10 +124,8 @@ def _authorities_file(parts: SplitResult) -> str:
 
 
 def _tls_options(parts: SplitResult) -> dict[str, Any]:
-    options: dict[str, Any] = {"ssl": _uses_tls(parts)}
-    if file := _authorities_file(parts):
-        options["ssl_ca_certs"] = file
-    return options
+    file = _authorities_file(parts)
+    return {"ssl": _uses_tls(parts), **({"ssl_ca_certs": file} if file else {})}
 
 
 def _sentinel_login(parts: SplitResult) -> dict[str, str]:

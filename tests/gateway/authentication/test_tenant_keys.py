@@ -9,6 +9,7 @@ import pytest
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
 from pilotlight.commands.target import PlatformTarget
+from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, running_harness
@@ -209,5 +210,5 @@ async def test_the_command_line_finds_out_whether_clients_are_asked(
     guarded: GatewayHarness, harness: GatewayHarness
 ) -> None:
     for gateway, asks in ((guarded, True), (harness, False)):
-        target = PlatformTarget.of(None, gateway=gateway.gateway.url)
+        target = PlatformTarget(StateDir.of(None), gateway=gateway.gateway.url)
         assert await target.asks_clients() is asks
