@@ -41,7 +41,7 @@ class PickedRequest(Request):
             length = self._body.received_bytes
         self.arrival.size_class = size_class(length)
         if self.has_prompt and self._body.buffered:
-            self.arrival.prompt = read_prompt(self._body.buffered, length)
+            self.arrival.take_prompt(read_prompt(self._body.buffered, length), length)
         placement = self.placement = await self._place()
         self._holds_slot, self._awaited_tier = True, placement.awaited_tier
         is_over = False

@@ -143,7 +143,8 @@ class Request:
         quarantine, path, body = self._context.quarantine, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
         if self.has_prompt and self._begun_placement is None:
-            self.arrival.prompt = read_prompt(body.buffered, body.received_bytes)
+            prompt = read_prompt(body.buffered, body.received_bytes)
+            self.arrival.take_prompt(prompt, body.received_bytes)
         if quarantine.records and self._begun_placement is None:
             quarantine.check(path, body.buffered, body.received_bytes)
         while True:

@@ -263,8 +263,9 @@ class WarmRequest(Reservation):
         """Hand over what waits, loads or is refused; go on with what a warm pod takes at once."""
         path = self._path
         arrival, route = self.arrival(), self.route
-        if route.has_prompt and len(path.state.pods) > 1:
-            arrival.prompt = read_prompt((self._body,), route.content_length)
+        if route.has_prompt:
+            prompt = read_prompt((self._body,), route.content_length)
+            arrival.take_prompt(prompt, route.content_length)
         placement = self._placement = Placement(arrival)
         placement.error = path.context.placer.place(placement)
         if placement.is_pending or placement.error is not None:

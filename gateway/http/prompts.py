@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from gateway.http.targets import ModelTarget, Verb
 from registry.domain.model import ModelSpec, Task
-from registry.domain.prompt_prefixes import BLOCK_TOKENS, Prompt
+from registry.domain.prompt_prefixes import BLOCK_TOKENS, Prompt, max_new_tokens
 
 _TOKEN_BYTES: Final = 4
 _BLOCK_BYTES: Final = BLOCK_TOKENS * _TOKEN_BYTES
@@ -45,7 +45,7 @@ def read_prompt(chunks: Iterable[bytes], length: int) -> Prompt | None:
     except (ValueError, TypeError):  # it is no JSON object, or has numbers that are none
         return None
     tokens = (len(text) + max(0, length - _READ_BYTES)) // _TOKEN_BYTES
-    return Prompt(_blocks(text), tokens) if found else None
+    return Prompt(_blocks(text), tokens, max_new_tokens(body)) if found else None
 
 
 def _blocks(text: bytes) -> list[int]:

@@ -72,6 +72,8 @@ class RequestView:
     """Whether it may be proxied although the model's transfers have never been measured."""
     cached: Mapping[str, float] | None = None
     """The share of its prompt that pods have computed before, by name; None: it has no prompt."""
+    promptless_class: int = 0
+    """The size class that it would have without its prompt."""
 
 
 @dataclass(slots=True)

@@ -85,10 +85,11 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
 def times_at(pod: PodState, request: RequestView) -> StageTimes:
     """A request's times less that of the part of its prompt that the pod has.
 
-    A prompt takes what requests of its size take longer than the smallest.
+    A prompt takes what requests of its size take longer than those without one.
     """
     measured = pod.estimates[request.key]
-    times, least = measured.stages_of(request.size_class), measured.stages_of(0)
+    times = measured.stages_of(request.size_class)
+    least = measured.stages_of(request.promptless_class)
     share = request.cached.get(pod.name, 0.0) if request.cached else 0.0
     return replace(
         times,

@@ -24,7 +24,7 @@ from gateway.routing.routing_policies import colocation_queueing, routing_policy
 from registry.domain.canaries import TOTAL_PERCENT, Canary
 from registry.domain.cluster import ClusterState
 from registry.domain.device_backlog import is_idle
-from registry.domain.estimates import MAX_AGE_S
+from registry.domain.estimates import MAX_AGE_S, generation_bytes, size_class
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import LoadMode
@@ -57,7 +57,12 @@ class IncomingRequest:
     load_failed: bool = False
     """A load for it has failed: while a pod is warm, it waits for no other."""
     prompt: Prompt | None = None
-    """Of a text generation that several pods may serve; else None."""
+    """Of a text generation; else None. Set by `take_prompt`."""
+
+    def take_prompt(self, prompt: Prompt | None, body_bytes: int) -> None:
+        self.prompt = prompt
+        if prompt is not None:
+            self.size_class = size_class(generation_bytes(body_bytes, prompt.new_tokens))
 
 
 @dataclass(slots=True)
@@ -167,6 +172,7 @@ def route_request(
         request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
     )
     if request.prompt is not None:
+        view.promptless_class = size_class(generation_bytes(0, request.prompt.new_tokens))
         view.cached = cluster.prefixes.find(spec.key, request.prompt, cluster.holders(spec.key))
     decision = routing_policy(policy)(view, cluster, now_s)
     if isinstance(decision, SendTo) and decision.mode is not LoadMode.WARM:

@@ -30,6 +30,9 @@ _SMALLEST_BITS: Final = 10
 _BITS_PER_CLASS: Final = 2
 """Each class reaches to four times the size of the one before it."""
 
+_NEW_TOKEN_BYTES: Final = 64
+"""A generated token takes about as long as reading 16 tokens of a prompt, of 4 bytes each."""
+
 KEPT_OVER_BYTES: Final = 64 * 1024
 """Larger outputs stay at the pod. Schedulers journal results up to this size, so that they need
 their data in any case (`workflows/journal.py`)."""
@@ -45,6 +48,11 @@ def size_class(body_bytes: int) -> int:
     """The class of a body: 0 up to 1 KiB, 1 up to 4 KiB, and so on; 8 up to 64 MiB."""
     extra_bits = max(0, body_bytes - 1).bit_length() - _SMALLEST_BITS
     return min(MAX_CLASSES - 1, -(-extra_bits // _BITS_PER_CLASS)) if extra_bits > 0 else 0
+
+
+def generation_bytes(body_bytes: int, new_tokens: int) -> int:
+    """The size by which a text generation is classed: its body, and what may be generated."""
+    return body_bytes + _NEW_TOKEN_BYTES * new_tokens
 
 
 def class_bytes(of_class: int) -> int:

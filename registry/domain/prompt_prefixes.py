@@ -6,16 +6,17 @@ process has sent there lately. Pure.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 BLOCK_TOKENS: Final = 16
 _KEPT_TOKENS: Final = 1 << 19
 """Of one model at one pod; llm-d assumes half a million as well."""
 _MAX_BLOCKS: Final = 1 << 18
 """Of all models and pods: 25 MB."""
+_NEW_TOKENS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,14 @@ class Prompt:
     blocks: Sequence[int]
     """Hashes of its first blocks, each with those before it."""
     tokens: int
+    new_tokens: int = 0
+    """That may be generated; 0: the request sets no limit."""
+
+
+def max_new_tokens(body: Mapping[str, Any]) -> int:
+    """The limit in a body of OpenAI's protocol; 0: there is none."""
+    found = [body[name] for name in _NEW_TOKENS if isinstance(body.get(name), int)]
+    return max(0, found[0]) if found else 0
 
 
 class KeptBlocks(dict[int, None]):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from common.inference_protocol.bodies import parse_object
+from registry.domain.estimates import generation_bytes
 from registry.domain.pod import Stage
+from registry.domain.prompt_prefixes import max_new_tokens
 from runtime.errors import ServerLost, ServerUnavailable
 from runtime.inference_request import RequestHead
 from runtime.loading.external_model import EngineServed
@@ -45,7 +47,10 @@ class EngineRoutes:
         service.in_flight.check_admission(head)
         spec = await service.catalog.find(head.model, head.generation)
         processor = await service.processors.get(spec)
-        return EngineCall(head, document) if isinstance(processor, EngineTask) else None
+        if not isinstance(processor, EngineTask):
+            return None
+        size_bytes = generation_bytes(len(request.content), max_new_tokens(document))
+        return EngineCall(head, document, size_bytes)
 
     async def serve(self, path: str, call: EngineCall, response: HttpResponse) -> None:
         """Respond as the engine does; a client that leaves ends the request in the engine."""
@@ -53,7 +58,7 @@ class EngineRoutes:
             try:
                 async with (
                     self.generations.hold(call.head) as held,
-                    self.generations.measured(held.spec),
+                    self.generations.measured(held.spec, call.size_bytes),
                 ):
                     answer = await _exchange(path, call, held, response)
                 break
@@ -68,6 +73,8 @@ class EngineRoutes:
 class EngineCall:
     head: RequestHead
     document: dict[str, Any]
+    size_bytes: int
+    """By which its time is measured."""
 
     def body(self, model: EngineServed) -> bytes:
         """As it came, with a name that the engine knows."""

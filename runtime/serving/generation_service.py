@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from kserve.metrics import PREDICT_HIST_TIME
 
 from common.inference_protocol import InvalidRequest
+from registry.domain.estimates import generation_bytes
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, PromptTooLong
@@ -183,7 +184,8 @@ class GenerationService:
         """
         async with self.hold(head) as held:
             generation = await self._prepare(held, request)
-            async with self.measured(held.spec):
+            new_tokens = request.max_new_tokens or 0
+            async with self.measured(held.spec, generation_bytes(head.body_bytes or 0, new_tokens)):
                 yield generation
 
     @asynccontextmanager
@@ -204,12 +206,12 @@ class GenerationService:
                 self.service.release(head, acquired)
 
     @asynccontextmanager
-    async def measured(self, spec: ModelSpec) -> AsyncIterator[None]:
-        """Records how long the block took, as the model's inference."""
+    async def measured(self, spec: ModelSpec, size_bytes: int) -> AsyncIterator[None]:
+        """Records how long the block took, as an inference of this size (`generation_bytes`)."""
         began_s = time.monotonic()
         with self.device_time.measure() as share:
             yield
-        self._record(spec, time.monotonic() - began_s, share.seconds)
+        self._record(spec, size_bytes, time.monotonic() - began_s, share.seconds)
 
     async def _prepare(self, held: HeldModel, request: GenerationRequest) -> Generation:
         acquired = held.acquired
@@ -300,11 +302,11 @@ class GenerationService:
             end_ids=end_ids,
         )
 
-    def _record(self, spec: ModelSpec, seconds: float, share_s: float) -> None:
+    def _record(self, spec: ModelSpec, size_bytes: int, seconds: float, share_s: float) -> None:
         """Record how long the generation held its slot, and its share of the device's time."""
         PREDICT_HIST_TIME.labels(model_name=spec.name.path_segment).observe(seconds)
         STAGE_SECONDS.labels(stage=Stage.INFER.value).observe(seconds)
-        self.service.measurements.add(spec.key, Stage.INFER.value, seconds)
+        self.service.measurements.add_inference(spec.key, seconds, size_bytes)
         self.service.measurements.add(spec.key, "share", share_s)
 
 

@@ -47,6 +47,21 @@ def test_blocks_count_all_text_before_them() -> None:
     assert len(set(one.blocks)) == 10
 
 
+@pytest.mark.parametrize(
+    ("limit", "tokens"),
+    [
+        pytest.param({"max_tokens": 300}, 300, id="completions"),
+        pytest.param({"max_completion_tokens": 20, "max_tokens": 30}, 20, id="chat"),
+        pytest.param({"max_output_tokens": 7}, 7, id="responses"),
+        pytest.param({"max_tokens": None}, 0, id="null"),
+        pytest.param({"max_tokens": -5}, 0, id="negative"),
+        pytest.param({}, 0, id="none"),
+    ],
+)
+def test_the_tokens_that_may_follow_a_prompt(limit: dict[str, int | None], tokens: int) -> None:
+    assert read({"prompt": "x", **limit}).new_tokens == tokens
+
+
 def test_tools_come_before_messages() -> None:
     tools = [{"type": "function", "function": {"name": "weather", "description": "of " * 50}}]
     one = read({"messages": FIRST, "tools": tools})

@@ -7,6 +7,7 @@ from gateway.routing.latency_model import run_at
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ChangeApplier, ClusterState
+from registry.domain.estimates import class_bytes
 from registry.domain.model import RoutingPolicy
 from registry.domain.prompt_prefixes import Prompt
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare, request
@@ -106,3 +107,18 @@ def test_a_request_is_seen_with_what_pods_have_of_its_prompt() -> None:
     result = route_request(arrival, pods.models, pods, now_s=NOW_S)
     assert result.view is not None
     assert result.view.cached == {B: 0.5}
+
+
+def test_a_request_takes_longer_by_the_tokens_it_may_generate() -> None:
+    """What a pod has of its prompt makes these no faster."""
+    pods = state(0, 0)
+    spec = declare(pods)
+    ChangeApplier(pods).apply(9, [["at", spec.key, pod, "device|-|0|1"] for pod in (A, B)])
+    few, many = (IncomingRequest("r", spec.name, NOW_S, 0.0, 0) for _ in range(2))
+    few.take_prompt(Prompt([1], 16, new_tokens=8), 100)
+    many.take_prompt(Prompt([1], 16, new_tokens=class_bytes(LONG) // 64 - 2), 100)
+    assert (few.size_class, many.size_class) == (0, LONG)
+    view = route_request(many, pods.models, pods, now_s=NOW_S).view
+    assert view is not None
+    measured = request(size_class=LONG, promptless_class=view.promptless_class, cached={A: 1.0})
+    assert run_at(pods.pods[A], measured, pods, NOW_S).times.infer_s == pytest.approx(2.0)

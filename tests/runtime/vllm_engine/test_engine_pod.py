@@ -60,6 +60,21 @@ def test_a_stream_is_passed_on_unchanged(
     assert found.headers["content-type"].startswith("text/event-stream")
 
 
+def test_times_of_generations_are_by_the_tokens_they_may_have(
+    pod: servers.Pod, shared_cluster: Cluster, texts: Path
+) -> None:
+    spec = shared_cluster.declare("llama", texts / "llama")
+    for tokens in (2, 900):
+        assert _ask(pod, max_tokens=tokens).status_code == 200
+
+    def measured(measure: str) -> bool:
+        pods = shared_cluster.do(lambda registry: registry.cluster()).pods
+        return pods["pod-a"].estimates[spec.key].median_s(measure) is not None
+
+    servers.wait_until(lambda: measured("infer:3"))
+    assert not measured("infer:2")
+
+
 def test_a_client_that_leaves_ends_its_request_in_the_engine(
     pod: servers.Pod, shared_cluster: Cluster, texts: Path
 ) -> None:
