@@ -147,7 +147,7 @@ def platform(python: str, folder: Path) -> Iterator[tuple[Target, Target]]:
         gateway = json.loads((home / "platform.json").read_text())["gateway"]
         through = Target(THROUGH, "/openai/v1/completions", port=int(gateway.rpartition(":")[2]))
         asyncio.run(run_burst(through, 1, 0.1, 0))
-        (socket,) = folder.glob("pilotlight-engines-*/*.sock")
+        (socket,) = folder.glob("pilotlight-*/engine-*.sock")
         yield Target(ALONE, "/v1/completions", socket=str(socket)), through
     finally:
         run("down")

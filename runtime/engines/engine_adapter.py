@@ -9,13 +9,12 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
 from registry.domain.model import EngineChoice, ModelName, ModelSpec
-from runtime.engines.server_process import METRIC_SAMPLE
+from runtime.engines.server_process import metric_sums
 
 _SEQUENCES_FLAG: Final = "--max-num-seqs="
 
@@ -162,10 +161,9 @@ def served_names(name: ModelName) -> tuple[str, ...]:
 def load_of(text: str, metrics: Mapping[str, str]) -> EngineLoad:
     """The load in an engine's metrics; what is missing is 0."""
     found: dict[str, float] = dict.fromkeys(metrics.values(), 0.0)
-    for name, value in METRIC_SAMPLE.findall(text):
+    for name, value in metric_sums(text).items():
         if name in metrics:
-            with suppress(ValueError):
-                found[metrics[name]] += float(value)
+            found[metrics[name]] += value
     cache_used = found.pop("cache_used", 0.0)
     return EngineLoad(cache_used=cache_used, **{name: int(each) for name, each in found.items()})
 

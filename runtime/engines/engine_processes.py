@@ -7,15 +7,11 @@ calls with which it is put to sleep. All belong to the pod's event loop.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import logging
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -26,6 +22,7 @@ import orjson
 
 from common.http_client import HttpClient, Response
 from common.http_connection import HttpError
+from common.process import socket_folder
 from runtime.engines.engine_adapter import (
     MEMORY_WORDS,
     EngineAdapter,
@@ -47,9 +44,9 @@ POLL_INTERVAL_S: Final = 0.05
 CALL_TIMEOUT_S: Final = 10.0
 WATCH_INTERVAL_S: Final = 0.5
 WATCH_TIMEOUT_S: Final = 5.0
+HEADERS: Final = {"host": "engine", "content-type": "application/json"}
 END_TIMEOUT_S: Final = 1.0
 """From a lost connection to the end of its process."""
-_FOLDER: Final = "pilotlight-engines-"
 
 
 class EngineState(StrEnum):
@@ -63,113 +60,94 @@ class EngineProcess:
     """One engine. Mutable: owned by the event loop."""
 
     adapter: EngineAdapter
-    key: str
-    """Of the model."""
+    start: EngineStart
     name: str
     """Of the process, and in the names of its files."""
-    address: str
+    socket: Path
     log: Path
-    sequences: int
-    """In its batch at most."""
-    state: EngineState = EngineState.STARTING
-    slots: int = field(init=False)
+    slots: int
     """Requests that it holds at once."""
+    state: EngineState = EngineState.STARTING
     pid: int = 0
-    can_sleep: bool = False
-    takes_adapters: bool = False
     is_outdated: bool = False
     """Whether its next start is another one, so that it does not sleep."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    stages_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of its start, by stage."""
     memory_bytes: int = 0
     """Of the device, when it had started: on a CPU, of its processes."""
     host_bytes: int = 0
     """Of the node's memory, asleep."""
     remainder_bytes: int = 0
     """Of the device, asleep."""
-    load: EngineLoad = field(default_factory=lambda: EngineLoad())
+    load: EngineLoad = field(default_factory=EngineLoad)
     progress_s: float = 0.0
     """When its tokens last changed, or it had nothing to do."""
 
-    def __post_init__(self) -> None:
-        self.slots = self.sequences
+    @property
+    def key(self) -> str:
+        """Of the model."""
+        return self.start.spec.key
 
 
+@dataclass(eq=False)
 class EngineProcesses:
     """The engines of a pod, and the launchers that fork them."""
 
-    def __init__(
-        self,
-        adapters: Sequence[EngineAdapter],
-        *,
-        cache: Path,
-        log_file: Path | None,
-        start_timeout_s: float,
-        hang_s: float,
-        tasks: asyncio.TaskGroup,
-        free_bytes: Callable[[], int] | None = None,
-    ) -> None:
-        """What all engines have in common.
+    adapters: Sequence[EngineAdapter]
+    """Those that the pod has."""
+    tasks: asyncio.TaskGroup
+    """Of the pod."""
+    cache: Path
+    """For what engines keep between starts."""
+    log_file: Path | None
+    """Of the pod; its engines' lie beside it."""
+    start_timeout_s: float
+    """Of a start, and of a wake."""
+    hang_s: float
+    """Without a token for its requests, after which an engine is killed."""
+    free_bytes: Callable[[], int] | None = None
+    """Of the GPU; None: engines run on the CPU."""
+    on_lost: Callable[[str], None] = lambda _key: None
+    """Called with the key of a model whose engine has ended by itself."""
+    on_moved: Callable[[str], None] = lambda _key: None
+    """Called with the key of a model whose engine is asleep, or no longer."""
+    on_slots: Callable[[int], None] = lambda _slots: None
+    """Called with how many requests all engines hold, whenever it may have changed."""
 
-        Args:
-            adapters: the engines that the pod has.
-            cache: for what they keep between starts.
-            log_file: of the pod; its engines' lie beside it.
-            start_timeout_s: of a start, and of a wake.
-            hang_s: without a token for its requests, after which an engine is killed.
-            tasks: of the pod.
-            free_bytes: of the GPU; None: engines run on the CPU.
-        """
-        self._tasks, self._hang_s, self._free_bytes = tasks, hang_s, free_bytes
-        self._folder, self._lock = open_folder(Path(tempfile.gettempdir()))
-        self.cache = cache
-        self.on_lost: Callable[[str], None] = lambda _key: None
-        """Called with the key of a model whose engine has ended by itself."""
-        self.on_moved: Callable[[str], None] = lambda _key: None
-        """Called with the key of a model whose engine is asleep, or no longer."""
-        self.on_slots: Callable[[int], None] = lambda _slots: None
-        """Called with how many requests all engines hold, whenever it may have changed."""
+    def __post_init__(self) -> None:
         self.slept_bytes: dict[str, int] = {}
         """Of the node's memory, of models that have slept."""
         self.by_key: dict[str, EngineProcess] = {}
+        self.client = HttpClient(resends=False)
         self._by_name: dict[str, EngineProcess] = {}
         self._numbers = itertools.count(1)
-        self._log_file = log_file
-        self._start_timeout_s = start_timeout_s
         self._stopping: set[asyncio.Task[None]] = set()
-        self.client = HttpClient(resends=False)
-        self._launchers = {
-            adapter: Launcher(
-                adapter,
-                self._log_of(f"{adapter.choice}-launcher"),
-                self._spawned,
-                self._ended,
-                partial(self._launcher_ended, adapter),
-            )
-            for adapter in adapters
-        }
+        self._closing = ExitStack()
+        self._folder = self._closing.enter_context(socket_folder())
+        self._launchers = {each: self._launcher(each) for each in self.adapters}
+
+    def _launcher(self, adapter: EngineAdapter) -> Launcher:
+        log, on_end = self._log_of(f"{adapter.choice}-launcher"), partial(self._all_ended, adapter)
+        return Launcher(adapter, log, self._spawned, self._ended, on_end)
 
     async def run(self) -> None:
         """Until cancelled, which ends all engines."""
-        self._tasks.create_task(self._watch())
+        self.tasks.create_task(self._watch())
         try:
             async with asyncio.TaskGroup() as tasks:
                 for each in self._launchers.values():
                     tasks.create_task(each.process.run())
         finally:
             self.client.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
+            self._closing.close()
 
     async def known_facts(self, adapter: EngineAdapter) -> LauncherFacts:
         """Raises EngineMissing."""
         return await self._launchers[adapter].known_facts()
 
     def _log_of(self, name: str) -> Path:
-        if self._log_file is None:
+        if self.log_file is None:
             return self._folder / f"{name}.log"
-        return self._log_file.with_name(f"{self._log_file.stem}-{name}.log")
+        return self.log_file.with_name(f"{self.log_file.stem}-{name}.log")
 
     # What launchers tell
 
@@ -177,7 +155,7 @@ class EngineProcesses:
         if (engine := self._by_name.get(name)) is not None:
             engine.pid = pid
 
-    def _launcher_ended(self, adapter: EngineAdapter) -> None:
+    def _all_ended(self, adapter: EngineAdapter) -> None:
         for name in [each.name for each in self._by_name.values() if each.adapter is adapter]:
             self._ended(name)
 
@@ -186,7 +164,7 @@ class EngineProcesses:
         if engine is None:
             return
         engine.ended.set()
-        Path(engine.address.removeprefix("unix:")).unlink(missing_ok=True)
+        engine.socket.unlink(missing_ok=True)
         if self.by_key.get(engine.key) is engine:
             del self.by_key[engine.key]
             if engine.state is EngineState.AWAKE:
@@ -206,9 +184,7 @@ class EngineProcesses:
         await self.wait_freed()
         name, key = f"engine-{next(self._numbers)}", start.spec.key
         path, log = self._folder / f"{name}.sock", self._log_of(name)
-        sequences = adapter.max_sequences(start.spec)
-        engine = EngineProcess(adapter, key, name, f"unix:{path}", log, sequences)
-        engine.can_sleep, engine.takes_adapters = start.can_sleep, start.lora
+        engine = EngineProcess(adapter, start, name, path, log, adapter.max_sequences(start.spec))
         fields = {
             "name": name,
             "arguments": adapter.arguments(start, str(path)),
@@ -217,29 +193,34 @@ class EngineProcesses:
         }
         log.unlink(missing_ok=True)
         self.by_key[key] = self._by_name[name] = engine
-        free_bytes = self._free_bytes() if self._free_bytes else 0
+        free_bytes = self.free_bytes() if self.free_bytes else 0
         begun_s = time.monotonic()
         self._launchers[adapter].process.send({"spawn": fields})
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await self._wait_answering(engine, path, begun_s)
+            async with asyncio.timeout(self.start_timeout_s):
+                await self._wait_answering(engine)
         except BaseException as error:
-            self._forget(engine)
+            if self.by_key.get(key) is engine:
+                del self.by_key[key]
+            if not engine.ended.is_set():
+                self._end(engine)
             if isinstance(error, TimeoutError):
                 raise LoadFailed(
-                    f"{adapter.title} did not start {key} within {self._start_timeout_s:g} s: {log}"
+                    f"{adapter.title} did not start {key} within {self.start_timeout_s:g} s: {log}"
                 ) from error
             raise
         engine.state, engine.progress_s = EngineState.AWAKE, time.monotonic()
-        if self._free_bytes:
-            engine.memory_bytes = max(0, free_bytes - self._free_bytes())
+        started = await asyncio.to_thread(end_of, log)
+        stages_s = stages_of(started, engine.progress_s - begun_s, adapter.stages)
+        if self.free_bytes:
+            engine.memory_bytes = max(0, free_bytes - self.free_bytes())
         else:
             engine.memory_bytes = await asyncio.to_thread(session_bytes, engine.pid)
-        for stage, seconds in engine.stages_s.items():
+        for stage, seconds in stages_s.items():
             ENGINE_START_SECONDS.labels(stage=stage).observe(seconds)
-        stages = {stage: round(seconds, 2) for stage, seconds in engine.stages_s.items()}
-        logger.info("engine started", extra={"key": key, "stages_s": stages})
-        self.publish_slots()
+        rounded = {stage: round(seconds, 2) for stage, seconds in stages_s.items()}
+        logger.info("engine started", extra={"key": key, "stages_s": rounded})
+        self._publish_slots()
         return engine
 
     async def wait_freed(self) -> None:
@@ -249,22 +230,22 @@ class EngineProcesses:
 
     # Sleep
 
-    def sleep(self, key: str) -> None:
-        """Put a model's engine to sleep, in the background; one that refuses is stopped."""
-        engine = self.by_key[key] = self.by_key.pop(key)  # the last of the sleepers
+    def sleep(self, engine: EngineProcess) -> None:
+        """Put an engine to sleep, in the background; one that refuses is stopped."""
+        self.by_key[engine.key] = self.by_key.pop(engine.key)  # the last of the sleepers
         engine.state = EngineState.ASLEEP
         self.in_background(self._sleep(engine))
 
     async def _sleep(self, engine: EngineProcess) -> None:
-        awake_bytes = self._free_bytes() if self._free_bytes else 0
+        awake_bytes = self.free_bytes() if self.free_bytes else 0
         if problem := await self._changed(engine, engine.adapter.sleep):
             logger.warning("engine does not sleep", extra={"key": engine.key, "reason": problem})
             self.release(engine.key)
             return
         engine.host_bytes = await asyncio.to_thread(session_bytes, engine.pid)
         self.slept_bytes[engine.key] = engine.host_bytes
-        if self._free_bytes:
-            freed_bytes = self._free_bytes() - awake_bytes
+        if self.free_bytes:
+            freed_bytes = self.free_bytes() - awake_bytes
             engine.remainder_bytes = max(0, engine.memory_bytes - freed_bytes)
         logger.info("engine asleep", extra={"key": engine.key, "host_bytes": engine.host_bytes})
         self.on_moved(engine.key)
@@ -289,66 +270,57 @@ class EngineProcesses:
     async def _changed(self, engine: EngineProcess, path: str) -> str:
         """Why an engine has not fallen asleep, or not woken up; empty: it has."""
         try:
-            answer = await self.call(engine, "POST", path, timeout_s=self._start_timeout_s)
+            answer = await self.call(engine, "POST", path, timeout_s=self.start_timeout_s)
         except HttpError as error:
             return repr(error)
         return "" if answer.is_success else message_of(answer)
 
     def sleepers(self) -> list[EngineProcess]:
         """Those asleep, the one that has slept longest first."""
-        return [each for each in self.by_key.values() if each.state is EngineState.ASLEEP]
+        return self._in_state(EngineState.ASLEEP)
+
+    def _in_state(self, state: EngineState) -> list[EngineProcess]:
+        return [each for each in self.by_key.values() if each.state is state]
 
     # The watch
 
     async def _watch(self) -> None:
         """Keep the load of the engines, and kill those that hang, until cancelled."""
         while True:
-            awake = [each for each in self.by_key.values() if each.state is EngineState.AWAKE]
-            await asyncio.gather(*map(self._look, awake))
-            self.publish_slots()
+            await asyncio.gather(*map(self._poll, self._in_state(EngineState.AWAKE)))
+            self._publish_slots()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
-    def publish_slots(self) -> None:
-        awake = [each for each in self.by_key.values() if each.state is EngineState.AWAKE]
-        self.on_slots(sum(each.slots for each in awake))
+    def _publish_slots(self) -> None:
+        self.on_slots(sum(each.slots for each in self._in_state(EngineState.AWAKE)))
 
-    async def _look(self, engine: EngineProcess) -> None:
+    async def _poll(self, engine: EngineProcess) -> None:
         before = engine.load
         try:
             answer = await self.call(engine, "GET", "/metrics", timeout_s=WATCH_TIMEOUT_S)
             load = engine.load = load_of(answer.text, engine.adapter.metrics)
             has_queued = bool(before.waiting and load.waiting)
-            engine.slots = slots_of(load, has_queued, engine.sequences)
+            sequences = engine.adapter.max_sequences(engine.start.spec)
+            engine.slots = slots_of(load, has_queued, sequences)
             has_work = load.running + load.waiting > 0
             if not has_work or (load.tokens, load.steps) != (before.tokens, before.steps):
                 engine.progress_s = time.monotonic()
         except HttpError as error:  # the launcher tells of one that has ended
             logger.info("engine not seen", extra={"key": engine.key, "error": error})
         still_s = time.monotonic() - engine.progress_s
-        if still_s > self._hang_s and engine.state is EngineState.AWAKE:
+        if still_s > self.hang_s and engine.state is EngineState.AWAKE:
             logger.error("engine hangs, it is killed", extra={"key": engine.key})
             self._end(engine)
 
-    async def _wait_answering(self, engine: EngineProcess, path: Path, begun_s: float) -> None:
+    async def _wait_answering(self, engine: EngineProcess) -> None:
         while not engine.ended.is_set():
-            if path.exists():  # noqa: ASYNC240 - a socket's name in memory
-                with suppress(HttpError):
-                    if (await self.call(engine, "GET", "/health", timeout_s=2.0)).is_success:
-                        log = await asyncio.to_thread(end_of, engine.log)
-                        total_s, stages = time.monotonic() - begun_s, engine.adapter.stages
-                        engine.stages_s = stages_of(log, total_s, stages)
-                        return
+            with suppress(HttpError):
+                if (await self.call(engine, "GET", "/health", timeout_s=2.0)).is_success:
+                    return
             await asyncio.sleep(POLL_INTERVAL_S)
         reason = last_error(engine.log, engine.adapter)
         kind = DeviceFull if any(word in reason for word in MEMORY_WORDS) else LoadFailed
         raise kind(f"{engine.adapter.title} did not start {engine.key}: {reason}")
-
-    def _forget(self, engine: EngineProcess) -> None:
-        """Kill an engine that has failed."""
-        if self.by_key.get(engine.key) is engine:
-            del self.by_key[engine.key]
-        if not engine.ended.is_set():
-            self._end(engine)
 
     def release(self, key: str) -> None:
         """End a model's engine, in the background."""
@@ -359,7 +331,7 @@ class EngineProcesses:
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """What frees memory; starts and wakes wait for it."""
-        task = self._tasks.create_task(work)
+        task = self.tasks.create_task(work)
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
 
@@ -386,32 +358,6 @@ class EngineProcesses:
     ) -> Response:
         """One exchange; raises HttpError."""
         body = b"" if document is None else orjson.dumps(document)
-        headers = {"host": "engine", "content-type": "application/json"}
         return await self.client.request(
-            method, engine.address, path, headers, body, timeout_s=timeout_s
+            method, f"unix:{engine.socket}", path, HEADERS, body, timeout_s=timeout_s
         )
-
-
-def open_folder(within: Path) -> tuple[Path, int]:
-    """A folder for sockets that only this user may enter, and the lock that says it is in use.
-
-    Those that killed pods have left are removed.
-    """
-    for each in within.glob(f"{_FOLDER}*"):
-        with suppress(OSError):  # another user's, or one in use
-            lock = _locked(each)
-            shutil.rmtree(each, ignore_errors=True)
-            os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=within))
-    return folder, _locked(folder)
-
-
-def _locked(folder: Path) -> int:
-    """Its descriptor; raises OSError. The lock ends with the process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -41,14 +41,10 @@ class LlamaCppAdapter(EngineAdapter):
     process_bytes = 128 << 20
 
     def suits(self, spec: ModelSpec, folder: Path) -> bool:
-        found = library_path(folder)
-        return found is not None and found.suffix == GGUF_SUFFIX
+        return _has_gguf(folder)
 
     def refusal(self, folder: Path, facts: LauncherFacts) -> str:
-        found = library_path(folder)
-        if found is not None and found.suffix == GGUF_SUFFIX:
-            return ""
-        return "llama.cpp reads models in GGUF files, and this has none"
+        return "" if _has_gguf(folder) else "llama.cpp reads GGUF files, and this model has none"
 
     def arguments(self, start: EngineStart, socket: str) -> list[str]:
         spec, sequences = start.spec, self.max_sequences(start.spec)
@@ -70,6 +66,11 @@ class LlamaCppAdapter(EngineAdapter):
             for part in ("--mmproj", str(path))
         ]
         return [*flags, "--embeddings"] if spec.task is Task.TEXT_EMBEDDING else flags
+
+
+def _has_gguf(folder: Path) -> bool:
+    found = library_path(folder)
+    return found is not None and found.suffix == GGUF_SUFFIX
 
 
 def context_flags(model: Path, start: EngineStart, sequences: int) -> list[str]:

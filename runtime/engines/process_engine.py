@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -45,52 +45,40 @@ class EngineModel:
     memory_bytes: int
 
 
+@dataclass(eq=False)
 class ProcessEngines:
     """The models of a pod that such engines run. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        processes: EngineProcesses,
-        adapters: Sequence[EngineAdapter],
-        default: EngineChoice,
-        *,
-        cache_bytes: int,
-        budget_bytes: int,
-        device_bytes: int,
-        host_bytes: Callable[[], int],
-        threads: int,
-    ) -> None:
-        """What holds for every engine of the pod.
-
-        Args:
-            processes: the engines.
-            adapters: those that the pod has.
-            default: for models that leave the choice to the pod.
-            cache_bytes: of key-value blocks, for each.
-            budget_bytes: of the pod's models together.
-            device_bytes: of the GPU; 0: a CPU.
-            host_bytes: the node's memory for models asleep.
-            threads: of a CPU, for each.
-        """
-        self.processes = processes
-        self._adapters, self._default = adapters, default
-        self._cache_bytes, self._device_bytes = cache_bytes, device_bytes
-        self._budget_bytes, self._host_bytes = budget_bytes, host_bytes
-        self._threads = threads
-        self._loop = asyncio.get_running_loop()
-        self._measured: dict[str, int] = {}
-        self.has_adapters: Callable[[ModelSpec], bool] = lambda _spec: False
+    processes: EngineProcesses
+    adapters: Sequence[EngineAdapter]
+    """Those that the pod has."""
+    default: EngineChoice
+    """For models that leave the choice to the pod."""
+    cache_bytes: int
+    """Of key-value blocks, for each engine."""
+    budget_bytes: int
+    """Of the pod's models together."""
+    device_bytes: int
+    """Of the GPU; 0: a CPU."""
+    host_bytes: Callable[[], int]
+    """Of the node's memory, for models asleep."""
+    threads: int
+    """Of a CPU, for each engine."""
+    has_adapters: Callable[[ModelSpec], bool] = lambda _spec: False
+    _measured: dict[str, int] = field(default_factory=dict)
+    """Memory of models, by their keys."""
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     async def find(self, spec: ModelSpec, folder: Path) -> EngineAdapter | None:
         """The engine of the model with these small files; None: the pod's own runs it.
 
         Raises NeedsMissing, EngineMissing.
         """
-        choice = self._default if spec.engine is EngineChoice.AUTO else spec.engine
+        choice = self.default if spec.engine is EngineChoice.AUTO else spec.engine
         if choice is EngineChoice.OWN or spec.base:
             return None
         is_auto = choice is EngineChoice.AUTO
-        for adapter in self._adapters:
+        for adapter in self.adapters:
             if adapter.suits(spec, folder) if is_auto else adapter.choice is choice:
                 facts = await self.processes.known_facts(adapter)
                 problem = adapter.refusal(folder, facts)
@@ -106,8 +94,8 @@ class ProcessEngines:
         """Memory of a model with its engine: as measured, else an estimate."""
         if key in self._measured:
             return self._measured[key]
-        least = weight_bytes + self._cache_bytes
-        most = self._budget_bytes - ALIGNMENT_BYTES
+        least = weight_bytes + self.cache_bytes
+        most = self.budget_bytes - ALIGNMENT_BYTES
         return max(least, min(least + adapter.process_bytes, most))
 
     def load(
@@ -132,20 +120,20 @@ class ProcessEngines:
     async def _start(
         self, adapter: EngineAdapter, spec: ModelSpec, folder: Path, weight_bytes: int
     ) -> EngineProcess:
-        share = self.expected_bytes(adapter, spec.key, weight_bytes) / max(1, self._device_bytes)
+        share = self.expected_bytes(adapter, spec.key, weight_bytes) / max(1, self.device_bytes)
         start = EngineStart(
             spec,
             folder,
             self.processes.cache,
-            self._cache_bytes,
-            device_share=min(1.0, share) if self._device_bytes else None,
-            threads=self._threads,
+            self.cache_bytes,
+            device_share=min(1.0, share) if self.device_bytes else None,
+            threads=self.threads,
             can_sleep=(await self.processes.known_facts(adapter)).can_sleep,
             lora=self.has_adapters(spec),
         )
         process = await self.processes.start(adapter, start)
         # At least what it may take by its flags: what others gave back meanwhile hides it.
-        least = 0 if adapter.fills_cache else self._cache_bytes
+        least = 0 if adapter.fills_cache else self.cache_bytes
         self._measured[spec.key] = max(process.memory_bytes, least)
         return process
 
@@ -181,13 +169,11 @@ class ProcessEngines:
         try:
             answer = self._on_loop(work, ticket)
         except HttpError as error:
-            raise ServerUnavailable(
-                f"the engine of {spec.base} does not answer: {error}"
-            ) from error
+            text = f"the engine of {spec.base} does not answer: {error}"
+            raise ServerUnavailable(text) from error
         if not answer.is_success:
-            raise LoadFailed(
-                f"{adapter.title} refused the adapter {spec.name}: {message_of(answer)}"
-            )
+            text = message_of(answer)
+            raise LoadFailed(f"{adapter.title} refused the adapter {spec.name}: {text}")
         size_bytes = sum(each.stat().st_size for each in folder.iterdir())
         return EngineModel(base.process, (name,), size_bytes)
 
@@ -205,17 +191,14 @@ class ProcessEngines:
 
     def release(self, loaded: EngineModel) -> None:
         """Put a model's engine to sleep where it can and has room, else end it; does not block."""
-        processes, key = self.processes, loaded.process.key
-        if processes.by_key.get(key) is not loaded.process:
+        processes, process = self.processes, loaded.process
+        if processes.by_key.get(process.key) is not process:
             return  # it has ended
-        if (
-            not loaded.process.is_outdated
-            and self._can_sleep(key)
-            and self._make_room(self._sleep_bytes(key))
-        ):
-            processes.sleep(key)
+        may_sleep = self._can_sleep(process.key) and not process.is_outdated
+        if may_sleep and self._make_room(self._sleep_bytes(process.key)):
+            processes.sleep(process)
         else:
-            processes.release(key)
+            processes.release(process.key)
 
     def _sleep_bytes(self, key: str) -> int:
         """The node's memory that a sleeping model takes, as measured, else an estimate."""
@@ -223,12 +206,12 @@ class ProcessEngines:
 
     def _can_sleep(self, key: str) -> bool:
         engine = self.processes.by_key.get(key)
-        has_room = 0 < self._sleep_bytes(key) <= self._host_bytes()
-        return has_room and engine is not None and engine.can_sleep
+        has_room = 0 < self._sleep_bytes(key) <= self.host_bytes()
+        return has_room and engine is not None and engine.start.can_sleep
 
     def _make_room(self, needed_bytes: int) -> bool:
         """Whether the node's memory takes one more sleeper; ends others if it must."""
-        free_bytes = self._host_bytes() - self.sleeping_bytes
+        free_bytes = self.host_bytes() - self.sleeping_bytes
         for sleeper in self.processes.sleepers():
             if free_bytes >= needed_bytes:
                 break

@@ -13,6 +13,7 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -293,7 +294,7 @@ GPU_METRIC: Final = "nv_gpu_memory_used_bytes"
 """Triton's, per GPU."""
 PROCESS_METRIC: Final = "process_resident_memory_bytes"
 """Of Prometheus' clients, MLServer's among them."""
-METRIC_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 
 
 class ServerMemory:
@@ -311,7 +312,7 @@ class ServerMemory:
         if self._metrics_url:
             return self._by_metrics()
         pid = self._process_id()
-        return None if pid is None else resident_bytes(pid)
+        return session_bytes(pid) or None if pid else None
 
     def _by_metrics(self) -> int | None:
         try:
@@ -324,43 +325,18 @@ class ServerMemory:
 
 def memory_of_metrics(text: str) -> int | None:
     """The memory in a server's metrics: that of its GPUs, else that of its process; else None."""
+    found = metric_sums(text)
+    known = [int(found[name]) for name in (GPU_METRIC, PROCESS_METRIC) if name in found]
+    return known[0] if known else None
+
+
+def metric_sums(text: str) -> dict[str, float]:
+    """Values in Prometheus' text format by name, over all labels."""
     found: dict[str, float] = {}
-    for name, value in METRIC_SAMPLE.findall(text):
-        if name in {GPU_METRIC, PROCESS_METRIC}:
-            try:
-                found[name] = found.get(name, 0.0) + float(value)
-            except ValueError:
-                continue
-    for name in (GPU_METRIC, PROCESS_METRIC):
-        if name in found:
-            return int(found[name])
-    return None
-
-
-def resident_bytes(pid: int) -> int | None:
-    """Resident memory of a process and its descendants; shared pages count in each."""
-    if _pages(pid) is None:
-        return None
-    ids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
-    parents = {each: _parent(each) for each in ids}
-    family = {pid}
-    while found := {each for each, parent in parents.items() if parent in family} - family:
-        family |= found
-    return sum(_pages(each) or 0 for each in family) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _pages(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return None
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+    for name, value in _SAMPLE.findall(text):
+        with suppress(ValueError):
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
 
 
 def server_problems(

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import orjson
 
@@ -29,6 +29,7 @@ from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
+from runtime.engines.engine_processes import HEADERS
 from runtime.engines.process_engine import EngineModel, ProcessEngines
 from runtime.engines.server_engine import ModelServer, ServerModel
 from runtime.engines.server_process import error_of
@@ -41,30 +42,38 @@ from runtime.tasks.task import Processor
 JSON: Final = "application/json"
 
 
-class ModelElsewhere(ServedModel):
-    async def warm_up(self) -> None:
-        """Nothing: the process has said that it has the model, and no request's data is known."""
-
-    def _limit_s(self, policy: ModelPolicy) -> float:
-        """Time limit of an inference."""
-        return policy.max_infer_s or self._device.timeout_s
+Loaded = TypeVar("Loaded", ServerModel, EngineModel, LoadedEstimator)
+Owner = TypeVar("Owner", ModelServer, ProcessEngines, Estimators)
 
 
-class ProxiedModel(ModelElsewhere):
-    """Of the pod's model server."""
-
+class ModelElsewhere(ServedModel, Generic[Loaded, Owner]):
     def __init__(
         self,
         spec: ModelSpec,
         *,
         processor: Processor,
-        network: ServerModel,
+        network: Loaded,
         device: DeviceWorker,
-        server: ModelServer,
+        owner: Owner,
     ) -> None:
+        """`network`: as its process has it; `owner`: of that process."""
         super().__init__(spec, processor=processor, network=network, device=device)
-        self._loaded = network
-        self.server = server
+        self.loaded: Loaded = network
+        self.owner: Owner = owner
+
+    async def warm_up(self) -> None:
+        """Nothing: the process has said that it has the model, and no request's data is known."""
+
+    def _limit_s(self, deadline_s: float | None = None) -> float:
+        """Time limit of an inference that must have ended by the deadline."""
+        limit_s = self.device_model.policy.max_infer_s or self._device.timeout_s
+        if deadline_s is None:
+            return limit_s
+        return min(limit_s, max(0.0, deadline_s - time.monotonic()))
+
+
+class ProxiedModel(ModelElsewhere[ServerModel, ModelServer]):
+    """Of the pod's model server."""
 
     async def infer(
         self,
@@ -80,10 +89,10 @@ class ProxiedModel(ModelElsewhere):
         `due_s` changes nothing: the server has a queue of its own.
         """
         self.device_model.policy = policy or self.device_model.policy
-        takes_binary = self.server.info is not None and self.server.info.takes_binary
+        takes_binary = self.owner.info is not None and self.owner.info.takes_binary
         body = encode_request(inputs) if takes_binary else _json_request(inputs)
         begun_s = time.monotonic()
-        response = await self._post(body.content, dict(body.headers), deadline_s)
+        response = await self.forward(body.content, dict(body.headers), deadline_s=deadline_s)
         try:
             outputs = decode_outputs(response.body, response.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
@@ -94,25 +103,18 @@ class ProxiedModel(ModelElsewhere):
         self, content: bytes, headers: Mapping[str, str], *, deadline_s: float | None
     ) -> Response:
         """The server's response to a V2 body as it is; raises as `infer` does."""
-        return await self._post(content, headers, deadline_s)
-
-    async def _post(
-        self, content: bytes, headers: Mapping[str, str], deadline_s: float | None
-    ) -> Response:
-        limit_s = self._limit_s(self.device_model.policy)
-        if deadline_s is not None:
-            limit_s = min(limit_s, max(0.0, deadline_s - time.monotonic()))
+        limit_s = self._limit_s(deadline_s)
         try:
-            with self.server.inferring(limit_s):
+            with self.owner.inferring(limit_s):
                 async with asyncio.timeout(limit_s):
-                    return await self.server.client.infer(self._loaded.name, content, headers)
+                    return await self.owner.client.infer(self.loaded.name, content, headers)
         except TimeoutError as error:
-            self.server.on_suspect()
+            self.owner.on_suspect()
             raise InferenceHung(
                 f"the model server did not end an inference of {self.spec.key} within {limit_s:g} s"
             ) from error
         except (ServerUnavailable, ServerLost):
-            self.server.on_suspect()
+            self.owner.on_suspect()
             raise
         except (InvalidRequest, InferenceFailed) as error:
             await self._check_known(error)
@@ -120,34 +122,18 @@ class ProxiedModel(ModelElsewhere):
 
     async def _check_known(self, error: Exception) -> None:
         """Raise ServerUnavailable if the server refused since it no longer has the model."""
-        if await self.server.client.knows(self._loaded.name):
+        if await self.owner.client.knows(self.loaded.name):
             return
-        self.server.on_model_lost(self.spec.key)
+        self.owner.on_model_lost(self.spec.key)
         raise ServerUnavailable(
             f"the model server has lost {self.spec.key}, which is loaded again: {error}"
         ) from error
 
 
-class EngineServed(ModelElsewhere):
+class EngineServed(ModelElsewhere[EngineModel, ProcessEngines]):
     """Of an engine in a process of its own, which batches by itself."""
 
     loads_by_size = False
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        processor: Processor,
-        network: EngineModel,
-        device: DeviceWorker,
-        engines: ProcessEngines,
-    ) -> None:
-        super().__init__(spec, processor=processor, network=network, device=device)
-        if not isinstance(processor, EngineTask):
-            raise TypeError(f"{spec.key} has the processor of another engine")
-        self._task = processor
-        self.loaded = network
-        self._engines = engines
 
     async def infer(
         self,
@@ -163,10 +149,11 @@ class EngineServed(ModelElsewhere):
         """
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
-        body = orjson.dumps(self._task.completion(self.name, inputs))
-        limit_s = self._limit_s(self.device_model.policy)
-        if deadline_s is not None:
-            limit_s = min(limit_s, max(0.0, deadline_s - begun_s))
+        task = self.processor
+        if not isinstance(task, EngineTask):
+            raise TypeError(f"{self.spec.key} has the processor of another engine")
+        body = orjson.dumps(task.completion(self.loaded.names[0], inputs))
+        limit_s = self._limit_s(deadline_s)
         try:
             async with (
                 asyncio.timeout(limit_s),
@@ -179,7 +166,7 @@ class EngineServed(ModelElsewhere):
             ) from error
         if not answer.is_success:
             raise error_of(answer, "the engine")
-        return InferenceResult(self._task.texts(answer.json()), 0.0, time.monotonic() - begun_s)
+        return InferenceResult(task.texts(answer.json()), 0.0, time.monotonic() - begun_s)
 
     @asynccontextmanager
     async def stream(
@@ -190,49 +177,31 @@ class EngineServed(ModelElsewhere):
         Raises ServerUnavailable where nothing was sent, ServerLost.
         """
         engine = self.loaded.process
-        headers = {"host": "engine", "content-type": JSON}
-        if request_id:
-            headers["x-request-id"] = request_id
+        headers = {**HEADERS, "x-request-id": request_id} if request_id else HEADERS
         try:
-            async with self._engines.processes.client.stream(
-                "POST", engine.address, path, headers, body
+            async with self.owner.processes.client.stream(
+                "POST", f"unix:{engine.socket}", path, headers, body
             ) as response:
                 yield response
         except HttpError as error:
-            await self._engines.processes.wait_ended(engine)
+            await self.owner.processes.wait_ended(engine)
             if isinstance(error, NotConnected):
                 raise ServerUnavailable(f"the engine of {self.spec.key} has ended") from error
             raise ServerLost(
                 f"the engine of {self.spec.key} ended in this request: {error}"
             ) from error
 
-    def names(self, text: str) -> bool:
-        """Whether the engine knows the model by this name."""
-        return text in self.loaded.names
-
-    @property
-    def name(self) -> str:
-        """The engine's name of the model."""
-        return self.loaded.names[0]
-
 
 def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:
     entries = []
     for tensor in inputs:
-        data = to_json(tensor)
-        if data is None:
+        if (data := to_json(tensor)) is None:
             raise InvalidRequest(
                 f"input {tensor.name!r} is {tensor.datatype} with values that JSON cannot hold, and"
                 " the model server does not take binary tensors"
             )
-        entries.append(
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype,
-                "shape": list(tensor.shape),
-                "data": data,
-            }
-        )
+        described = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        entries.append({**described, "data": data})
     return EncodedBody(orjson.dumps({"inputs": entries}), (("content-type", JSON),))
 
 
@@ -252,21 +221,8 @@ def renamed(response: Response, name: str) -> EncodedBody:
     return EncodedBody(head + content[end:], tuple(headers))
 
 
-class SandboxedModel(ModelElsewhere):
+class SandboxedModel(ModelElsewhere[LoadedEstimator, Estimators]):
     """An estimator of scikit-learn."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        processor: Processor,
-        network: LoadedEstimator,
-        device: DeviceWorker,
-        estimators: Estimators,
-    ) -> None:
-        super().__init__(spec, processor=processor, network=network, device=device)
-        self._loaded = network
-        self._estimators = estimators
 
     async def infer(
         self,
@@ -282,11 +238,8 @@ class SandboxedModel(ModelElsewhere):
         """
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
-        outputs = await self._estimators.infer(
-            self._loaded,
-            inputs,
-            limit_s=self._limit_s(self.device_model.policy),
-            deadline_s=deadline_s,
+        outputs = await self.owner.infer(
+            self.loaded, inputs, limit_s=self._limit_s(), deadline_s=deadline_s
         )
         rows = self.processor.batching.rows_of(inputs)
         if not outputs or any(tensor.shape[:1] != (rows,) for tensor in outputs):

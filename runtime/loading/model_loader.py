@@ -161,24 +161,14 @@ class ModelLoader:
         self, network: ServerModel | LoadedEstimator | EngineModel, opened: OpenWeights
     ) -> ServedModel:
         """A model that another process has loaded: it is ready as it is."""
-        spec, resolver = opened.spec, self.resolver
-        processor, device = opened.processor, self.device
-        if isinstance(network, ServerModel) and (server := resolver.server) is not None:
-            return ProxiedModel(
-                spec, processor=processor, network=network, device=device, server=server
-            )
+        resolver = self.resolver
+        common: Any = {"spec": opened.spec, "processor": opened.processor, "device": self.device}
+        if isinstance(network, ServerModel) and resolver.server is not None:
+            return ProxiedModel(network=network, owner=resolver.server, **common)
         if isinstance(network, LoadedEstimator) and resolver.estimators is not None:
-            return SandboxedModel(
-                spec,
-                processor=processor,
-                network=network,
-                device=device,
-                estimators=resolver.estimators,
-            )
+            return SandboxedModel(network=network, owner=resolver.estimators, **common)
         if isinstance(network, EngineModel) and resolver.engines is not None:
-            return EngineServed(
-                spec, processor=processor, network=network, device=device, engines=resolver.engines
-            )
+            return EngineServed(network=network, owner=resolver.engines, **common)
         raise RuntimeError("a model was loaded without the process that infers it")
 
     def _entry(

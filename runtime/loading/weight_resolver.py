@@ -223,7 +223,7 @@ class WeightResolver:
     def _with_adapters(self, base: StoreEntry, model: EngineServed) -> EngineModel:
         """The engine of a base; raises ServerUnavailable where it must start anew for adapters."""
         process = model.loaded.process
-        if not process.takes_adapters:
+        if not process.start.lora:
             process.is_outdated = True
             self.store.retire(base.key, "adapters")
             raise ServerUnavailable(

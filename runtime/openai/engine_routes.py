@@ -78,10 +78,9 @@ class EngineCall:
 
     def body(self, model: EngineServed) -> bytes:
         """As it came, with a name that the engine knows."""
-        document = self.document
-        if not model.names(document["model"]):
-            document = {**document, "model": model.name}
-        return orjson.dumps(document)
+        names = model.loaded.names
+        name = self.document["model"]
+        return orjson.dumps({**self.document, "model": name if name in names else names[0]})
 
 
 Answer = tuple[bytes, Headers, int]

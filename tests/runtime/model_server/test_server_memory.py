@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from runtime.engines.server_process import ServerMemory, memory_of_metrics, resident_bytes
+from runtime.engines.server_process import ServerMemory, memory_of_metrics, session_bytes
 from tests import servers
 
 TRITON = """# HELP nv_gpu_memory_used_bytes GPU used memory, in bytes
@@ -42,12 +42,14 @@ def test_memory_of_a_process_counts_its_children() -> None:
         " child.wait()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, child],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = resident_bytes(process.pid)
+        found = session_bytes(process.pid)
         process.communicate(b"\n")
-    assert found is not None
     assert HELD < found < 3 * HELD
-    assert resident_bytes(process.pid) is None
+    assert session_bytes(process.pid) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from tests import servers
 from tests.runtime.conftest import Cluster
+from tests.runtime.vllm_engine.test_vllm import REAL, complete
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +25,9 @@ def client(
     vllm_python: str, shared_cluster: Cluster, gateway: servers.Gateway, texts: Path
 ) -> Iterator[Any]:
     shared_cluster.declare("llama", texts / "llama")
-    shared_cluster.pod(engine_python=vllm_python, memory_bytes=16 << 30)
+    pod = shared_cluster.pod(engine_python=vllm_python, **REAL)
+    first = complete(pod, {"model": "llama", "prompt": "x", "max_tokens": 1})
+    assert first.status_code == 200, first.text
     url = f"{gateway.url}/openai/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
         yield client

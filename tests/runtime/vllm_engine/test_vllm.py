@@ -4,12 +4,13 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from transformers import LlamaForCausalLM
 
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import EngineChoice, ModelName, ModelSpec, Task
 from tests import servers
 from tests.runtime.adapters import write_adapter
 from tests.runtime.conftest import Cluster
@@ -17,10 +18,13 @@ from tests.runtime.http import post, predict
 
 pytestmark = pytest.mark.slow
 
+REAL: dict[str, Any] = {"memory_bytes": 16 << 30, "engine_load_timeout": 600}
+"""A start of vLLM takes minutes on busy cores."""
+
 
 @pytest.fixture(scope="module")
 def pod(vllm_python: str, shared_cluster: Cluster) -> servers.Pod:
-    return shared_cluster.pod(engine_python=vllm_python, memory_bytes=16 << 30)
+    return shared_cluster.pod(engine_python=vllm_python, **REAL)
 
 
 def test_vllm_serves_text_generation(
@@ -66,8 +70,20 @@ def test_an_adapter_changes_the_texts_of_its_base(
     assert text("adapter") != text("llama")
 
 
+def test_vllm_embeds_texts(pod: servers.Pod, shared_cluster: Cluster, texts: Path) -> None:
+    name, uri = ModelName("default", "embedder"), (texts / "qwen2").as_uri()
+    spec = ModelSpec(name, uri, task=Task.TEXT_EMBEDDING, engine=EngineChoice.VLLM)
+    shared_cluster.do(lambda registry: registry.put_models([spec]))
+    body = {"model": "embedder", "input": ["hello", "world"]}
+    found = httpx.post(f"{pod.url}/openai/v1/embeddings", json=body, timeout=600, trust_env=False)
+    assert found.status_code == 200, found.text
+    first, second = (each["embedding"] for each in found.json()["data"])
+    assert len(first) == len(second) > 1
+    assert first != second
+
+
 def test_a_killed_pod_leaves_no_engine(vllm_python: str, cluster: Cluster, texts: Path) -> None:
-    pod = cluster.pod("pod-b", engine_python=vllm_python, memory_bytes=16 << 30)
+    pod = cluster.pod("pod-b", engine_python=vllm_python, **REAL)
     cluster.declare("qwen2", texts / "qwen2")
     body = {"model": "qwen2", "prompt": "x", "max_tokens": 1}
     assert complete(pod, body).status_code == 200
@@ -78,7 +94,6 @@ def test_a_killed_pod_leaves_no_engine(vllm_python: str, cluster: Cluster, texts
 
 
 def complete(pod: servers.Pod, body: object) -> httpx.Response:
-    """As a start of vLLM takes minutes on busy cores."""
     url = f"{pod.url}/openai/v1/completions"
     return httpx.post(url, json=body, timeout=600, trust_env=False)
 

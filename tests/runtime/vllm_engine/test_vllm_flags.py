@@ -1,6 +1,5 @@
 """What vLLM is started with, and what its metrics say."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from runtime.engines.engine_adapter import (
     slots_of,
     stages_of,
 )
-from runtime.engines.engine_processes import open_folder
 from runtime.engines.vllm_adapter import VllmAdapter
 
 METRICS = """\
@@ -83,14 +81,3 @@ def test_arguments_of_the_model_come_last() -> None:
 def test_a_model_is_called_by_all_of_its_names() -> None:
     assert served_names(ModelName("default", "m")) == ("m", "default/m", "default~m")
     assert served_names(ModelName("team", "m")) == ("team/m", "team~m")
-
-
-def test_folders_that_killed_pods_left_are_removed(tmp_path: Path) -> None:
-    left = tmp_path / "pilotlight-engines-left"
-    left.mkdir()
-    used, lock = open_folder(tmp_path)
-    another, other_lock = open_folder(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([used, another])
-    assert used.stat().st_mode & 0o777 == 0o700
-    for each in (lock, other_lock):
-        os.close(each)
