@@ -104,9 +104,8 @@ def test_without_the_kinds_nothing_fails_nor_is_asked_again(
         tenant.wait_ready(name)
         tenant.delete(name)
     assert asked() == before
-    [pod] = enabled.get(
-        *IN_NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pilotlight-controller"
-    )["items"]
+    pods = enabled.get(*IN_NAMESPACE, "pods", "-l", "app.kubernetes.io/name=pilotlight-controller")
+    [pod] = [each for each in pods["items"] if "deletionTimestamp" not in each["metadata"]]
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
