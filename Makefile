@@ -116,8 +116,9 @@ bench-overload: $(STAMP)  ## Run the benchmark of goodput and tenants under 1 to
 bench-formats: $(STAMP)  ## Run the benchmark of small models beside KServe's own servers and MLServer
 	$(BIN)/python -m benchmarks formats $(FLAGS)
 
-bench-engines: $(STAMP)  ## Run the benchmark of vLLM through gateway and pod beside vLLM alone
-	python=$$(scripts/vllm $(FLAGS)) && PILOTLIGHT_VLLM_PYTHON=$$python $(BIN)/python -m benchmarks.engines
+bench-engines: $(STAMP)  ## Run the benchmarks of vLLM through gateway and pod, and of five models on a budget of two
+	export PILOTLIGHT_VLLM_PYTHON && PILOTLIGHT_VLLM_PYTHON=$$(scripts/vllm $(FLAGS)) && \
+		$(BIN)/python -m benchmarks.engines && $(BIN)/python -m benchmarks.engine_turns
 
 bench-picker: $(STAMP)  ## Run the benchmark of the endpoint picker: CPU per request, decisions, idle (a minute)
 	$(BIN)/python -m benchmarks.picker $(FLAGS)

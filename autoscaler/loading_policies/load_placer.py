@@ -243,22 +243,35 @@ class LoadPlacer:
     ) -> tuple[bool, float, float, int, float, str]:
         name, held = pod.name, model.holders.get(pod.name)
         load_s = model.load_from_s(held.tier if held is not None else Tier.REMOTE)
-        base = self._by_name.get(model.spec.name._replace(name=model.spec.base))
-        if base is not None:
+        if (base := self._base_to_load(model, name)) is not None:
             at_base = base.holders.get(name)
             load_s += base.load_from_s(at_base.tier if at_base is not None else Tier.REMOTE)
         busy = -self._marginal_value.spare(name)
         return pod.node in nodes, load_s, busy, self._loads[pod.node], -self._free[name], name
 
+    def _base_to_load(self, model: ModelView, pod: str) -> ModelView | None:
+        """The base that the load of an adapter on a pod loads first."""
+        if not model.spec.base:
+            return None
+        base = self._by_name.get(model.spec.name._replace(name=model.spec.base))
+        if base is None or pod in self._placed[base.key]:
+            return None
+        held = base.holders.get(pod)
+        return None if held is not None and (held.is_warm or held.is_warming) else base
+
+    def _needed_bytes(self, model: ModelView, pod: str) -> float:
+        base = self._base_to_load(model, pod)
+        return model.size_bytes + (base.size_bytes if base is not None else 0)
+
     def _on_device(
         self, model: ModelView, pods: list[PodState], nodes: set[str], gain: float | None
     ) -> LoadPlacement | None:
-        free = [pod for pod in pods if self._free[pod.name] >= model.size_bytes]
+        free = [pod for pod in pods if self._free[pod.name] >= self._needed_bytes(model, pod.name)]
         if free:
             return LoadPlacement(min(free, key=lambda pod: self._rank(pod, model, nodes)).name)
         best: tuple[float, str, tuple[EvictionCandidate, ...]] | None = None
         for pod in pods if gain != 0.0 else ():
-            evictions = self._evictions(pod.name, model.size_bytes)
+            evictions = self._evictions(pod.name, self._needed_bytes(model, pod.name))
             if evictions is None:
                 continue
             pod_gain = self._marginal_value.gain(model, pod.name)
@@ -267,7 +280,7 @@ class LoadPlacer:
                 best = min(best or (inf, "", ()), (loss - pod_gain, pod.name, evictions))
         return None if best is None else LoadPlacement(best[1], best[2])
 
-    def _evictions(self, pod: str, size_bytes: int) -> tuple[EvictionCandidate, ...] | None:
+    def _evictions(self, pod: str, size_bytes: float) -> tuple[EvictionCandidate, ...] | None:
         """The pod's copies of smallest loss that free enough memory; None: all do not suffice."""
         missing = size_bytes - self._free[pod]
         chosen = []
@@ -302,10 +315,11 @@ class LoadPlacer:
 
     def _apply(self, placement: LoadPlacement, model: ModelView, tier: Tier) -> None:
         self._loads[self._view.pods[placement.pod].node] += 1
+        needed_bytes = self._needed_bytes(model, placement.pod)
         self._placed[model.key].add(placement.pod)
         if tier is not Tier.DEVICE:
             return
-        self._free[placement.pod] -= model.size_bytes
+        self._free[placement.pod] -= needed_bytes
         for each in placement.evictions:
             self._free[placement.pod] += each.model.size_bytes
             self._marginal_value.remove_copy(each.model, placement.pod)

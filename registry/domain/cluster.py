@@ -349,7 +349,7 @@ class ChangeApplier:
                 self.state.bases[each.key] = ModelName(name.namespace, each.base)
                 self.state.eviction_prices.base_of = self.state.base_of
         for withdrawn in () if before is None else before.generations:
-            if withdrawn not in kept:
+            if withdrawn.key not in {each.key for each in kept}:
                 self.state.residency.device_bytes.pop(withdrawn.key, None)
                 self.state.bases.pop(withdrawn.key, None)
 

@@ -36,7 +36,7 @@ class LlamaCppAdapter(EngineAdapter):
         "llamacpp:tokens_predicted_total": "tokens",
         "llamacpp:n_decode_total": "steps",
     }
-    error_line = re.compile(r"error loading model: ")
+    error_line = re.compile(r"error loading model: |no backends are loaded")
     sequences = 4
     process_bytes = 128 << 20
 

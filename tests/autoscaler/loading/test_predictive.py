@@ -467,3 +467,14 @@ def test_an_adapter_is_loaded_where_its_base_is(base_at: dict[str, Tier], expect
     adapter = replace(adapter, spec=replace(adapter.spec, base="base"))
     found = _loads(_plan(pool(PODS, [base, adapter], demand=demand([NEVER_COMES, COMES])), RULE))
     assert ("m", expected, Tier.DEVICE) in found
+
+
+def test_an_adapter_does_not_push_out_another_model_with_its_base() -> None:
+    """The adapter alone would fit beside it."""
+    other, base = model("other", at={"p": Tier.DEVICE}, size_bytes=8_000), model("base")
+    adapter = model("m")
+    adapter = replace(adapter, spec=replace(adapter.spec, base="base"))
+    base = replace(base, size_bytes=3_000)
+    wanted = demand([COMES, NEVER_COMES, COMES])
+    view = pool([pod(used_bytes=8_000)], [other, base, adapter], demand=wanted)
+    assert not [each for each in _plan(view, RULE) if each.key in {adapter.key, base.key}]

@@ -1,5 +1,7 @@
 """Adapters: where the base is, a load is the adapter's own alone; elsewhere it is both."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.routing.cold_start import cold_start
@@ -9,7 +11,7 @@ from gateway.routing.pod_selection import best_cold, cheapest_load
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.device_backlog import remaining_load
-from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 from registry.domain.records import encode_spec
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster
 
@@ -108,3 +110,11 @@ def test_a_withdrawn_adapter_is_forgotten() -> None:
     assert pods.base_of(ADAPTER.key) == ""
     ChangeApplier(pods).apply(4, [["model", str(ADAPTER.name), False, False, False]])
     assert pods.bases == {}
+
+
+def test_an_adapter_whose_policy_changes_keeps_its_base() -> None:
+    pods = state(PodSketch(A, "warm"))
+    changed = replace(ADAPTER, policy=ModelPolicy(queue_depth=7))
+    assert changed.key == ADAPTER.key
+    ChangeApplier(pods).apply(3, [["model", str(ADAPTER.name), encode_spec(changed), False, False]])
+    assert pods.base_of(ADAPTER.key) == BASE.key

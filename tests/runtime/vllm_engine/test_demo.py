@@ -65,6 +65,7 @@ def test_models_in_a_budget_for_one_are_answered_in_turn(vllm_python: str, tmp_p
     assert done.returncode == 0, done.stdout + done.stderr
     assert "watch it in a browser: http://" in done.stdout
     assert done.stdout.count("12 tokens") == 4
+    assert done.stdout.count("poet: from tier disk") == 1
     left = [
         each.parent.name
         for each in Path("/proc").glob("[0-9]*/cmdline")
