@@ -182,6 +182,7 @@ class EngineProcesses:
     async def start(self, adapter: EngineAdapter, start: EngineStart) -> EngineProcess:
         """An engine that answers; raises LoadFailed, DeviceFull, EngineMissing."""
         await self.wait_freed()
+        await self.known_facts(adapter)  # the launcher may have ended since
         name, key = f"engine-{next(self._numbers)}", start.spec.key
         path, log = self._folder / f"{name}.sock", self._log_of(name)
         engine = EngineProcess(adapter, start, name, path, log, adapter.max_sequences(start.spec))

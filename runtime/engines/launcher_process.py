@@ -88,8 +88,12 @@ class Launcher:
             logger.error("engine launcher refused", extra={"error": head.get("error")})
 
     def _ended(self) -> None:
-        """Its engines end with it."""
-        self._settled.set()
+        """Its engines end with it; one that has imported its engine is waited for again."""
+        if self.facts is None:
+            self._settled.set()
+        else:
+            self.facts = None
+            self._settled.clear()
         self._on_end()
 
 

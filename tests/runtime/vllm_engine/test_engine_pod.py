@@ -111,6 +111,17 @@ def test_an_engine_that_ends_is_started_again_for_the_request(
     assert (found.status_code, found.json().get("pid") != first) == (200, True), found.text
 
 
+def test_a_launcher_that_ends_is_waited_for_by_loads(
+    pod: servers.Pod, shared_cluster: Cluster, texts: Path
+) -> None:
+    shared_cluster.declare("llama", texts / "llama")
+    first = _ask(pod).json()["pid"]
+    stat = Path(f"/proc/{first}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    found = _ask(pod)
+    assert (found.status_code, found.json().get("pid") != first) == (200, True), found.text
+
+
 def test_an_engine_that_ends_each_time_is_answered_with_the_reason(
     pod: servers.Pod, shared_cluster: Cluster, texts: Path
 ) -> None:
