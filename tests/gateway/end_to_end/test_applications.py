@@ -218,8 +218,8 @@ def test_the_look_answers_changes_the_variant_and_may_die(
     assert unseen.headers["x-pilotlight-variant"] in ("parity-fast", "parity-slow")
     assert harness.explain(_id(unseen))["selection"]["look"] == "too-large"
     assert harness.metric("pilotlight_gateway_looks_total", outcome="too-large") == 1
-    bad = ask([1.0, 2.0, 3.0])
-    assert bad.status_code == 400
+    while (bad := ask([1.0, 2.0, 3.0])).status_code != 400:
+        assert bad.status_code == 200  # the look took too long: its pods take any row
     assert "must have the shape [-1, 2], was [1, 3]" in bad.text
     aware = replace(looking, sneak_peek=SneakPeekSpec(f"file://{tmp_path}", short_circuit=False))
     harness.run(lambda registry: registry.put_applications([aware]))
