@@ -84,7 +84,7 @@ class ProcessEngines:
                 problem = adapter.refusal(folder, facts)
                 if not problem:
                     return adapter
-                if spec.engine is choice:
+                if spec.engine is not EngineChoice.AUTO:
                     raise NeedsMissing(f"{problem}: leave out the annotation pilotlight.io/engine")
         if spec.engine is not EngineChoice.AUTO:  # else it was found, or refused
             raise NeedsMissing(missing(spec.engine))

@@ -370,3 +370,15 @@ def test_a_pod_without_vllm_says_so(cluster: Cluster, texts: Path) -> None:
     cluster.do(lambda registry: registry.put_models([spec]))
     found = _ask(pod)
     assert (found.status_code, "--engine-python" in found.text) == (501, True), found.text
+
+
+@pytest.mark.parametrize(("engine", "status"), [(EngineChoice.AUTO, 200), (EngineChoice.VLLM, 501)])
+def test_an_architecture_that_vllm_does_not_know_is_the_pods_own_unless_vllm_is_asked_for(
+    small_python: str, cluster: Cluster, texts: Path, engine: EngineChoice, status: int
+) -> None:
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=2 << 30)
+    spec = ModelSpec(ModelName("default", "llama"), (texts / "qwen2").as_uri(), engine=engine)
+    cluster.do(lambda registry: registry.put_models([spec]))
+    found = _ask(pod)
+    assert found.status_code == status, found.text
+    assert ("does not know the architecture" in found.text) is (status == 501)
