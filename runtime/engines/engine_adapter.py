@@ -103,6 +103,8 @@ class EngineAdapter(ABC):
     """Of a start, with seconds in the log."""
     error_line: ClassVar[re.Pattern[str]] = re.compile(r"^(?!.*Engine core).*Error: ")
     """The last such line of the log says why it ended; without one, the last line does."""
+    refused: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    """In its answers of 500 to requests that it cannot take."""
     sequences: ClassVar[int]
     """In a batch, if its arguments say nothing."""
     sleep: ClassVar[str] = ""

@@ -37,6 +37,7 @@ class LlamaCppAdapter(EngineAdapter):
         "llamacpp:n_decode_total": "steps",
     }
     error_line = re.compile(r"error loading model: |no backends are loaded")
+    refused = re.compile("Failed to parse |not supported - hint|too large to|Unknown reasoning")
     sequences = 4
     process_bytes = 128 << 20
 
@@ -65,7 +66,7 @@ class LlamaCppAdapter(EngineAdapter):
             for path in sorted(model.parent.glob(f"{PROJECTOR_PREFIX}*{GGUF_SUFFIX}"))[:1]
             for part in ("--mmproj", str(path))
         ]
-        return [*flags, "--embeddings"] if spec.task is Task.TEXT_EMBEDDING else flags
+        return flags
 
 
 def _has_gguf(folder: Path) -> bool:
@@ -83,7 +84,12 @@ def context_flags(model: Path, start: EngineStart, sequences: int) -> list[str]:
     fitting = start.cache_bytes // token_bytes(fields)
     total = max(_MIN_CONTEXT, min(sequences * longest, fitting))
     unified = "--no-kv-unified" if start.spec.options.max_tokens else "--kv-unified"
-    return ["--ctx-size", str(total), unified]
+    flags = ["--ctx-size", str(total), unified]
+    if start.spec.task is Task.TEXT_EMBEDDING:
+        batch = str(min(longest, total))  # a whole text is in one
+        flags += ["--embeddings", "--batch-size", batch, "--ubatch-size", batch]
+        flags += [] if "pooling_type" in fields else ["--pooling", "mean"]
+    return flags
 
 
 def token_bytes(fields: dict[str, Any]) -> int:

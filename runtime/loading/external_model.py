@@ -26,7 +26,7 @@ from common.inference_protocol.bodies import (
 )
 from common.inference_protocol.encodings import to_json
 from common.inference_protocol.tensors import Tensor
-from registry.domain.model import ModelPolicy, ModelSpec
+from registry.domain.model import ModelPolicy, ModelSpec, Task
 from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine_processes import HEADERS
@@ -174,9 +174,11 @@ class EngineServed(ModelElsewhere[EngineModel, ProcessEngines]):
     ) -> AsyncIterator[StreamedResponse]:
         """The engine's response as it comes; leaving the block ends the request in the engine.
 
-        Raises ServerUnavailable where nothing was sent, ServerLost.
+        Raises InvalidRequest, ServerUnavailable where nothing was sent, ServerLost.
         """
         engine = self.loaded.process
+        if self.spec.task is Task.TEXT_EMBEDDING and path != "/v1/embeddings":
+            raise InvalidRequest(f"model {self.spec.name} embeds texts: use /openai/v1/embeddings")
         headers = {**HEADERS, "x-request-id": request_id} if request_id else HEADERS
         try:
             async with self.owner.processes.client.stream(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.http_client import Response
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import parse_object
 from registry.domain.estimates import generation_bytes
 from registry.domain.pod import Stage
 from registry.domain.prompt_prefixes import max_new_tokens
+from runtime.engines.server_process import message_of
 from runtime.errors import ServerLost, ServerUnavailable
 from runtime.inference_request import RequestHead
 from runtime.loading.external_model import EngineServed
@@ -94,11 +98,14 @@ async def _exchange(
     model = held.acquired.model
     if not isinstance(model, EngineServed):
         raise TypeError(f"{model.spec.key} is not a model of an engine")
-    begun_s = time.monotonic()
+    begun_s, refused = time.monotonic(), model.loaded.process.adapter.refused
     async with model.stream(f"/v1/{path}", call.body(model), call.head.id) as remote:
         headers = _headers(remote, held, time.monotonic() - begun_s)
         if not remote.headers.get("content-type", "").startswith(EVENT_STREAM):
-            return await remote.read(), headers, remote.status
+            answer = Response(remote.status, remote.headers, await remote.read())
+            if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and refused.search(answer.text):
+                raise InvalidRequest(message_of(answer))
+            return answer.body, headers, answer.status
         await response.start(headers, remote.status)
         async for chunk in remote.chunks():
             await response.write(chunk)

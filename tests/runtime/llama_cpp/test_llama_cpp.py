@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.domain.model import ModelName, ModelSpec, TaskOptions
+from registry.domain.model import ModelName, ModelSpec, Task, TaskOptions
 from runtime.engines.engine_adapter import EngineStart
 from runtime.engines.llama_cpp_adapter import LlamaCppAdapter, read_fields, token_bytes
 from runtime.errors import ModelInvalid
@@ -30,6 +30,11 @@ def llama_server() -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def pod(llama_server: str, shared_cluster: Cluster) -> servers.Pod:
+    return shared_cluster.pod(llama_server=llama_server, memory_bytes=2 << 30)
 
 
 def _start(model: Path, **fields: object) -> EngineStart:
@@ -140,6 +145,43 @@ def test_a_gguf_file_is_served(llama_server: str, cluster: Cluster, model: Path)
     left = _server_of(pod)
     os.kill(pod.pid, signal.SIGKILL)
     servers.wait_until(lambda: not Path(f"/proc/{left}").exists())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"tools": True}, "Failed to parse tools", id="tools"),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "image input is not supported",
+            id="image",
+        ),
+    ],
+)
+def test_what_a_server_cannot_take_is_the_clients_error(
+    pod: servers.Pod, shared_cluster: Cluster, model: Path, fields: dict[str, object], words: str
+) -> None:
+    shared_cluster.declare("writer", model.parent)
+    body = {"model": "writer", "messages": [{"role": "user", "content": "x"}], **fields}
+    found = post(f"{pod.url}/openai/v1/chat/completions", body)
+    assert (found.status_code, words in found.text) == (400, True), found.text
+
+
+def test_a_model_that_embeds_embeds_long_texts_and_nothing_else(
+    pod: servers.Pod, shared_cluster: Cluster, model: Path
+) -> None:
+    """Of a server that embeds, llama.cpp's completions end the process without a pooling type."""
+    name = ModelName("default", "embedder")
+    spec = ModelSpec(name, model.parent.as_uri(), task=Task.TEXT_EMBEDDING)
+    shared_cluster.do(lambda registry: registry.put_models([spec]))
+    embeddings = f"{pod.url}/openai/v1/embeddings"
+    found = post(embeddings, {"model": "embedder", "input": "x" * 900})
+    assert found.status_code == 200, found.text
+    too_long = post(embeddings, {"model": "embedder", "input": "x" * 1100})
+    assert (too_long.status_code, "too large" in too_long.text) == (400, True), too_long.text
+    wrong = post(f"{pod.url}/openai/v1/completions", {"model": "embedder", "prompt": "x"})
+    assert (wrong.status_code, "embeds texts" in wrong.text) == (400, True), wrong.text
+    assert predict(pod.url, "embedder", "x").status_code == 400
 
 
 def _server_of(pod: servers.Pod) -> int:
