@@ -185,17 +185,13 @@ class HttpClient(ConnectionPool[Connection]):
         max_idle: int = MAX_IDLE,
         resends: bool = True,
     ) -> None:
-        """Limits of every exchange.
+        """Limits of every exchange, beside those of `ConnectionPool`.
 
-        Args:
-            tls: of our parts, or with a context for servers that are named by their addresses.
-            max_body_bytes: of a response, unless it is received in place.
-            connect_timeout_s: of a connection, TLS included.
-            stall_s: the longest time without a byte of the response; None: any.
-            max_idle_s: well below the time after which the servers close idle connections.
-            max_idle: connections kept for each address.
-            resends: whether a request whose kept connection ends without a byte of a response is
-                sent once more, over a new one: most likely the server had closed it before.
+        `tls`: of our parts, or with a context for servers that are named by their addresses.
+        `max_body_bytes`: of a response, unless it is received in place. `stall_s`: the longest time
+        without a byte of the response; None: any. `resends`: whether a request whose kept
+        connection ends without a byte of a response is sent once more, over a new one: most likely
+        the server had closed it before.
         """
         options = {} if tls is None else {"ssl": tls}
         super().__init__(

@@ -6,9 +6,10 @@ uvicorn would raise each signal again at its end and so kill the process before 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httptools
 import uvicorn
@@ -17,9 +18,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive
+
+    from common.http_headers import Headers
+
+Result = TypeVar("Result")
 
 MAX_PIPELINED: Final = 16
 """Pipelined requests of a connection up to which it is still read."""
@@ -63,12 +68,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             self.send_400_response("Invalid HTTP request received.")
             return
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
-        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
+        head = head_without_upgrade(self.parser, self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"".join([line, *lines, b"\r\n", rest]))
+        self.data_received(head + rest)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
@@ -146,3 +149,32 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Installs no handlers, see the module's docstring."""
         yield
+
+
+def head_without_upgrade(parser: Any, target: bytes, headers: Headers) -> bytes:
+    """The head that was just parsed without its offer to upgrade (RFC 9110, section 7.8).
+
+    The parser treats the bytes after such a head as another protocol, and later as another
+    request, even where they are the request's body.
+    """
+    method, version = parser.get_method(), parser.get_http_version().encode()
+    lines = [b"%b %b HTTP/%b\r\n" % (method, target, version)]
+    lines += [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
+    return b"".join(lines) + b"\r\n"
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of the work; None where the client disconnects before, which ends it."""
+
+    async def wait_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        del working  # it keeps its error, which would be a cycle

@@ -168,27 +168,9 @@ async def running_app(
     )
     console.add_to(api)
     secret = connections.secret
-    exchanges = ExchangeChoice(
-        pools,
-        settings,
-        components,
-        secret=secret,
-        telemetry=telemetry,
-        is_guarded=access is not None,
-        shutdown=shutdown,
-    )
-    inference = Inference(
-        pools,
-        settings,
-        exchanges,
-        secret=secret,
-        telemetry=telemetry,
-        access=access,
-        limits=limits,
-        held=held,
-        shutdown=shutdown,
-    )
-    app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)
+    exchanges = ExchangeChoice(pools, settings, components, secret, access is not None, shutdown)
+    inference = Inference(exchanges, telemetry, access, limits, held)
+    app = GatewayApp(api, inference, connections.tls)
     try:
         async with asyncio.TaskGroup() as group:
             runs = [

@@ -15,7 +15,6 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.http_headers import Headers
-from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.authentication.access import Access, credential, is_callback, without_credentials
 from gateway.dispatch.component_exchange import ComponentExchange
@@ -44,9 +43,6 @@ from gateway.http.routes import (
     target_of,
 )
 from gateway.http.targets import ModelTarget, target_in_namespace
-from gateway.pool import GatewayPools
-from gateway.request_task import Shutdown
-from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 
 logger = logging.getLogger(__name__)
@@ -55,51 +51,43 @@ logger = logging.getLogger(__name__)
 class Inference:
     def __init__(
         self,
-        pools: GatewayPools,
-        settings: GatewaySettings,
         exchanges: ExchangeChoice,
-        *,
-        secret: PodSecret,
         telemetry: RequestTelemetry,
         access: Access | None,
         limits: BodyLimits,
         held: HeldBodies,
-        shutdown: Shutdown,
     ) -> None:
         """`access`: None if requests need neither a key nor a token."""
-        self._pools = pools
-        self._settings = settings
-        self._exchanges = exchanges
-        self._secret = secret
-        self._telemetry = telemetry
-        self._tracer = telemetry.tracer
-        self._access = access
+        self._exchanges, self._secret = exchanges, exchanges.secret
+        self.pools, self.shutdown = exchanges.pools, exchanges.shutdown
+        self._request_timeout_s = exchanges.settings.request_timeout
+        self._telemetry, self._tracer = telemetry, telemetry.tracer
+        self.access = access
         self._body_limits, self.held_bodies = limits, held
-        self._shutdown = shutdown
         self.warm_path = None
         """None: with tracing or several pools no request can go by callbacks alone."""
-        if pools.only is not None and telemetry.tracer is None:
+        if (pool := self.pools.only) is not None and telemetry.tracer is None:
             routes = WarmRoutes(
-                pools.only.watch.state,
-                pools.resolve_target,
+                pool.watch.state,
+                self.pools.resolve_target,
                 exchanges.deadline_s,
                 max_body_bytes=min(limits.max_bytes, limits.buffer_bytes),
                 authorised=None if access is None else partial(self._authorised_now, access),
             )
             self.warm_path = WarmPath(
-                pools.only.context,
-                pools.only.explanations,
-                pools.only.watch.state,
-                pools.only.watch.registry_now_s,
+                pool.context,
+                pool.explanations,
+                pool.watch.state,
+                pool.watch.registry_now_s,
                 exchanges.draw,
                 routes,
-                shutdown,
+                exchanges.shutdown,
                 held,
-                settings.request_timeout,
+                self._request_timeout_s,
             )
 
     async def infer(self, client: InferenceClient) -> None:
-        if self._shutdown.is_leaving:
+        if self.shutdown.is_leaving:
             client.keep_alive = False
         request_id, started_s = "", client.loop.time()
         body: IncomingBody | None = None
@@ -146,15 +134,15 @@ class Inference:
     async def _read(self, client: InferenceClient) -> RequestHeaders:
         """The request's headers, authorised. Raises GatewayError."""
         headers, head = client.headers, client.head
-        if self._access is None:
+        if self.access is None:
             if head is None:
                 return read_headers(headers).with_id()
             head.read = head.read or read_headers(headers)
             return head.read.with_id()
         if self._is_callback(client):
-            client.target = self._pools.targets.as_direct(client.target)
+            client.target = self.pools.targets.as_direct(client.target)
         elif not self._is_from_platform(headers):
-            client.target = await self._authorised(self._access, client.target, headers)
+            client.target = await self._authorised(self.access, client.target, headers)
         return read_headers(without_credentials(headers)).with_id()
 
     def _is_callback(self, client: InferenceClient) -> bool:
@@ -199,7 +187,7 @@ class Inference:
         if target.is_plain:
             namespace = await access.implied_namespace(headers)
             if namespace != target.model.namespace:
-                target = self._pools.targets.with_declared(target_in_namespace(target, namespace))
+                target = self.pools.targets.with_declared(target_in_namespace(target, namespace))
         await access.check(target.model.namespace, headers)
         return target
 
@@ -212,7 +200,7 @@ class Inference:
     ) -> None:
         """Run the exchange until it ends, its client disconnects or its time limit passes."""
         now_s, run = client.loop.time(), client.run
-        until_s = now_s + self._settings.request_timeout
+        until_s = now_s + self._request_timeout_s
         if read.deadline_s:
             until_s = now_s + read.deadline_s - client.waited_s
         run.limit(until_s)
@@ -224,7 +212,7 @@ class Inference:
                 run.on_disconnect()
             await exchange.run(until_s)
         except asyncio.CancelledError:
-            cause = run.take_cause(is_draining=self._shutdown.is_draining)
+            cause = run.take_cause(is_draining=self.shutdown.is_draining)
             if cause is None:
                 raise
             if cause is ShuttingDown:
@@ -247,25 +235,14 @@ _RUN: Final = re.compile(r"/v1/workflows/[^/]+(?::|%3[Aa])run")
 class GatewayApp:
     """ASGI application for everything but inference; `infer` serves inference requests."""
 
-    def __init__(
-        self,
-        api: ASGIApp,
-        pools: GatewayPools,
-        inference: Inference,
-        access: Access | None,
-        tls: PartTls,
-        shutdown: Shutdown,
-    ) -> None:
-        """`access`: None if requests need neither a key nor a token."""
-        self._api = api
-        self.pools = pools
+    def __init__(self, api: ASGIApp, inference: Inference, tls: PartTls) -> None:
+        self._api, self.tls = api, tls
         self.infer, self.held_bodies = inference.infer, inference.held_bodies
         path = inference.warm_path
         self.take_warm = None if path is None else partial(take, path)
-        self.access = access
-        self.tls = tls
-        self.shutdown = shutdown
-        self.resolve_target = pools.resolve_target
+        self.pools, self.access = inference.pools, inference.access
+        self.shutdown = inference.shutdown
+        self.resolve_target = self.pools.resolve_target
 
     @property
     def is_ready(self) -> bool:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from common.content_coding import coding_of
@@ -29,7 +30,6 @@ from gateway.request_task import Shutdown
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest, select_version
 from gateway.settings import GatewaySettings
-from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelRecord, ModelSpec
 from registry.policy_names import SELECTION
@@ -40,31 +40,22 @@ _POLICY_HEADER_OFF: Final = (
 )
 
 
+@dataclass(eq=False)
 class ExchangeChoice:
-    def __init__(
-        self,
-        pools: GatewayPools,
-        settings: GatewaySettings,
-        components: ComponentCalls,
-        *,
-        secret: PodSecret,
-        telemetry: RequestTelemetry,
-        is_guarded: bool,
-        shutdown: Shutdown,
-    ) -> None:
-        """`is_guarded`: requests need a key or a token."""
-        self._pools = pools
-        self._settings = settings
-        self._components = components
-        self._secret = secret
-        self._telemetry = telemetry
-        self._is_guarded = is_guarded
-        self._shutdown = shutdown
+    pools: GatewayPools
+    settings: GatewaySettings
+    components: ComponentCalls
+    secret: PodSecret
+    is_guarded: bool
+    """Requests need a key or a token."""
+    shutdown: Shutdown
+
+    def __post_init__(self) -> None:
         self._random = random.Random(0)  # runs of the same requests choose the same pods
         self._sequence = 0
-        self._allows_policy_header = settings.allow_policy_header
-        if settings.allow_policy_header is None:
-            self._allows_policy_header = not is_guarded
+        self._allows_policy_header = self.settings.allow_policy_header
+        if self._allows_policy_header is None:
+            self._allows_policy_header = not self.is_guarded
 
     async def exchange_of(
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
@@ -75,7 +66,7 @@ class ExchangeChoice:
         if not client.target.is_named:
             await self._resolve_by_body(client, body)
         target = client.target
-        pool = self._pools.only or self._pools.owner_of(target.model)
+        pool = self.pools.only or self.pools.owner_of(target.model)
         state = pool.watch.state
         if target.canaries:
             version = select_version(target.model, target.canaries, read.request_id, state)
@@ -86,7 +77,7 @@ class ExchangeChoice:
                 f"{target.label} is an application, or has a transformer or explainer: no pod can"
                 " be picked for it; send such requests to the gateway itself"
             )
-        if application is not None and not self._shutdown.is_draining:
+        if application is not None and not self.shutdown.is_draining:
             return self._application_request(pool, application, client, read, body)
         if read.selection_policy is not None:
             raise BadRequest(
@@ -94,9 +85,9 @@ class ExchangeChoice:
                 f"{target.label} is a model"
             )
         record = state.models.get(target.model)
-        if record is None or self._shutdown.is_draining:
+        if record is None or self.shutdown.is_draining:
             pool, record = await self._find_record(target)
-            client.target = target = self._pools.targets.with_declared(target)
+            client.target = target = self.pools.targets.with_declared(target)
         if target.component is not None:
             return self._create_component_exchange(client, target.component, read, record, body)
         if target.verb is Verb.EXPLAIN:
@@ -144,20 +135,18 @@ class ExchangeChoice:
         endpoint = client.target.openai_endpoint or ""
         name = None if client.proxy is None else client.proxy.model_name
         if name is None:
-            name = await self._name_in(client, body)
+            codings = [value for key, value in client.headers if key == b"content-encoding"]
+            coding = codings[0].decode("latin-1") if codings else ""
+            name = await body.read_model_field(coding_of(coding))
         model = parse_model_name(name, client.target.model.namespace)
         named = openai_target(model.namespace, model.name, endpoint)
-        client.target = self._pools.targets.with_declared(named)
-
-    async def _name_in(self, client: InferenceClient, body: IncomingBody) -> str:
-        coding = next((v for name, v in client.headers if name == b"content-encoding"), b"")
-        return await body.read_model_field(coding_of(coding.decode("latin-1")))
+        client.target = self.pools.targets.with_declared(named)
 
     async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
-        self._shutdown.refuse_new()
-        if not self._pools.was_read:
+        self.shutdown.refuse_new()
+        if not self.pools.was_read:
             raise NotReady("the gateway has not read the registry yet", retry_after_s=1.0)
-        pool = await self._pools.find_owner(target.model)
+        pool = await self.pools.find_owner(target.model)
         record = pool.watch.state.models.get(target.model)
         if record is None:
             rules, namespace = pool.watch.state.rules, target.model.namespace
@@ -190,7 +179,7 @@ class ExchangeChoice:
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
     ) -> Request:
         """One that was begun by callbacks, wherever the model is by now."""
-        pool, spec = self._pools.owner_of(client.target.model), client.begun.route.spec
+        pool, spec = self.pools.owner_of(client.target.model), client.begun.route.spec
         read.deadline_s = self.deadline_s(read.deadline_s, spec)
         return Request(pool.context, client, read, client.begun.arrival(), body)
 
@@ -210,17 +199,17 @@ class ExchangeChoice:
         read.deadline_s = self.deadline_s(read.deadline_s, record.serving)
         check_wait(client, read.deadline_s)
         token = b""
-        if self._is_guarded:
-            until_s = time.time() + (read.deadline_s or self._settings.request_timeout)
-            token = make_token(self._secret, client.target.model, until_s)
+        if self.is_guarded:
+            until_s = time.time() + (read.deadline_s or self.settings.request_timeout)
+            token = make_token(self.secret, client.target.model, until_s)
         return ComponentExchange(
-            self._components,
+            self.components,
             client,
             component,
             read,
             body,
             callback_token=token,
-            stall_s=self._settings.body_timeout,
+            stall_s=self.settings.body_timeout,
         )
 
     def deadline_s(self, asked_s: float | None, spec: ModelSpec) -> float | None:
@@ -228,7 +217,7 @@ class ExchangeChoice:
         own_s = spec.policy.deadline_s
         if asked_s is None:
             return own_s
-        return min(asked_s, max(self._settings.request_timeout, own_s or 0.0))
+        return min(asked_s, max(self.settings.request_timeout, own_s or 0.0))
 
     def _arrival(
         self,

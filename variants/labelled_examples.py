@@ -94,7 +94,7 @@ def read_predictions(
         for name, values in found.items()
         if values.shape != (rows,)
         or values.dtype.kind not in "iu"
-        or not _are_labels(values.astype(np.int64), classes)
+        or not np.isin(values, np.arange(classes)).all()
     ]
     if problems:
         raise InvalidExamples(problems)
@@ -139,10 +139,6 @@ def _input_problems(path: Path, name: str, values: NDArray[np.generic], rows: in
     flat = values.reshape(rows, -1).astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(flat).all(axis=1))
     return [f"{path}: {name} must be finite {_rows(wrong)}"] if len(wrong) else []
-
-
-def _are_labels(values: NDArray[np.int64], classes: int) -> bool:
-    return bool(((values >= 0) & (values < classes)).all())
 
 
 def _rows(rows: NDArray[np.int64]) -> str:

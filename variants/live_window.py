@@ -138,18 +138,17 @@ def live_window(
         for name in [ModelName(ModelName.parse(each.name).namespace, profile.name)]
         if (record := state.models.get(name)) is not None
     ]
-    accepting = [pod for pod in state.pods.values() if _is_open(pod)]
+    accepting = [
+        pod
+        for pod in state.pods.values()
+        if pod.is_accepting and pod.slots and not pod.placed_model
+    ]
     pods = [pod for pod in accepting if pod.has_free_slot] or accepting
     if len(pods) > MAX_WORKERS:
         warm = {pod.name for spec, _ in variants for pod in state.warm(spec.key)}
         pods.sort(key=lambda pod: (pod.name not in warm, pod.slots_busy - pod.slots, pod.name))
     workers = (_worker(pod, variants, state, now_s) for pod in pods[:MAX_WORKERS])
     return Window(tuple(requests), tuple(applications), tuple(workers), now_s)
-
-
-def _is_open(pod: PodState) -> bool:
-    """Whether any variant may be served there."""
-    return pod.is_accepting and pod.slots > 0 and not pod.placed_model
 
 
 def _worker(

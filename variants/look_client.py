@@ -60,19 +60,17 @@ class Look:
     """Why no variant of the application can answer the request; empty: none is known."""
 
 
+@dataclass(eq=False)
 class SneakPeekClient:
     """Looks at requests' data in a process of its own, which `run` keeps alive."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        count: Callable[[str], object],
-        is_granted: Callable[[str, str], bool],
-    ) -> None:
-        """`count` a look by its outcome; `is_granted`: may a namespace have this URI read."""
-        self._state = state
-        self._count = count
-        self._is_granted = is_granted
+    state: ClusterState
+    count: Callable[[str], object]
+    """Counts a look by its outcome."""
+    is_granted: Callable[[str, str], bool]
+    """May a namespace have this URI read."""
+
+    def __post_init__(self) -> None:
         self._wanted: dict[str, ApplicationSpec] = {}
         self._models_version = -1
         self._read: dict[str, tuple[object, str]] = {}
@@ -92,12 +90,12 @@ class SneakPeekClient:
 
     def sync(self) -> None:
         """Load what applications want now; called after each change of the cluster state."""
-        if self._models_version == self._state.models_version:
+        if self._models_version == self.state.models_version:
             return
-        self._models_version = self._state.models_version
+        self._models_version = self.state.models_version
         self._wanted = {
             str(name): spec
-            for name, spec in self._state.applications.items()
+            for name, spec in self.state.applications.items()
             if spec.sneak_peek is not None
         }
         for name, (files, _) in list(self._read.items()):
@@ -124,7 +122,7 @@ class SneakPeekClient:
     async def _load(self, name: str, spec: ApplicationSpec) -> str:
         """Why the files cannot be used; raises ProcessEnded."""
         namespace, uri = spec.name.namespace, spec.sneak_peek.uri if spec.sneak_peek else ""
-        if not self._is_granted(namespace, uri):
+        if not self.is_granted(namespace, uri):
             return f"namespace {namespace} may not have {uri} read by the pool's rules"
         problem: str = await self.process.call("load", name, spec)
         return problem
@@ -148,7 +146,7 @@ class SneakPeekClient:
         found = Look(LookOutcome.TOO_LARGE)
         if body is not None:
             found = await self._look(str(application.name), body, json_length, deadline_s)
-        self._count(found.outcome)
+        self.count(found.outcome)
         return found
 
     async def _look(

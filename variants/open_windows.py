@@ -156,25 +156,20 @@ class _OpenWindow:
     is_ready: bool = False
 
 
+@dataclass(eq=False)
 class OpenWindows:
     """The windows of one gateway. Decides on `state`, which must not change during a call."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        plan: Plan,
-        load: Callable[[ModelName, str], object],
-        timers: Timers,
-        now_s: Callable[[], float],
-        explain: Explain = lambda *_: None,
-    ) -> None:
-        """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
-        self._state = state
-        self._plan = plan
-        self._load = load
-        self._explain = explain
-        self._timers = timers
-        self.now_s = now_s
+    state: ClusterState
+    plan: Plan
+    load: Callable[[ModelName, str], object]
+    """A variant at a pod, in the background."""
+    timers: Timers
+    now_s: Callable[[], float]
+    """The registry's clock."""
+    explain: Explain = lambda *_: None
+
+    def __post_init__(self) -> None:
         self._variants: dict[ModelName, Variants] = {}
         """By application, of `_version` of the models, applications and profiles."""
         self._version = -1
@@ -193,7 +188,7 @@ class OpenWindows:
         request.is_over = False
         window = self._add((application.name.namespace, request.policy), request)
         is_early = not application.is_window_fixed and any(
-            is_idle(pod) and pod.has_free_slot for _, pod in variants.warm(self._state)
+            is_idle(pod) and pod.has_free_slot for _, pod in variants.warm(self.state)
         )
         if is_early or len(window.pending) >= MAX_REQUESTS:
             self._make_ready(window)
@@ -217,11 +212,11 @@ class OpenWindows:
                 self._close_by(window, REPLAN_S)
 
     def _variants_of(self, application: ApplicationSpec) -> Variants:
-        if self._version != self._state.models_version:
-            self._version = self._state.models_version
+        if self._version != self.state.models_version:
+            self._version = self.state.models_version
             self._variants.clear()
         if application.name not in self._variants:
-            self._variants[application.name] = variants_of(application, self._state)
+            self._variants[application.name] = variants_of(application, self.state)
         return self._variants[application.name]
 
     def _add(self, key: Key, request: ApplicationRequest) -> _OpenWindow:
@@ -235,8 +230,7 @@ class OpenWindows:
         if application.is_window_fixed:
             return application.window_s
         holds = [
-            pod.estimates[spec.key].stages.hold_s
-            for spec, pod in request.variants.warm(self._state)
+            pod.estimates[spec.key].stages.hold_s for spec, pod in request.variants.warm(self.state)
         ]
         waited_s = self.now_s() - request.arrival_s
         spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
@@ -248,7 +242,7 @@ class OpenWindows:
             if window.timer is not None:
                 window.timer.cancel()
             window.closes_s = time_s
-            window.timer = self._timers.after(delay_s, self._make_ready, window)
+            window.timer = self.timers.after(delay_s, self._make_ready, window)
 
     # Planning, one window in each turn
 
@@ -257,7 +251,7 @@ class OpenWindows:
         window.is_ready = True
         if not self._is_planning:
             self._is_planning = True
-            self._timers.after(0.0, self._plan_next, None)
+            self.timers.after(0.0, self._plan_next, None)
 
     def _plan_next(self, _: None) -> None:
         ready = [key for key, window in self._open.items() if window.is_ready]
@@ -272,13 +266,13 @@ class OpenWindows:
             closed.timer.cancel()
         waiting = [each for each in closed.pending if not each.is_over]
         if not waiting:
-            self._timers.after(0.0, self._plan_next, None)
+            self.timers.after(0.0, self._plan_next, None)
             return
         try:
             window = live_window(
                 [each.in_window(str(at)) for at, each in enumerate(waiting)],
                 self._applications(waiting),
-                self._state,
+                self.state,
                 self.now_s(),
             )
         except Exception:  # a mistake of ours must not hold up later windows
@@ -290,20 +284,20 @@ class OpenWindows:
             try:
                 if plan is not None:
                     for variant, pod in self._cold.record(window, plan):
-                        self._load(variant, pod)
+                        self.load(variant, pod)
                     self._follow(key, plan, window, waiting)
             finally:
                 carried = set(self._open[key].pending if key in self._open else ())
                 self._route([each for each in waiting if each not in carried])
 
-        self._plan(key[1], window, follow)
+        self.plan(key[1], window, follow)
 
     def _route(self, unplanned: Sequence[ApplicationRequest]) -> None:
         """Requests that no plan has: without a pod, one may be started. Then the next window."""
         for each in unplanned:
             if not each.is_over:
                 _select(each, _unplanned(each))
-        self._timers.after(0.0, self._plan_next, None)
+        self.timers.after(0.0, self._plan_next, None)
 
     def _applications(self, waiting: Sequence[ApplicationRequest]) -> list[WindowApplication]:
         """Those of the requests, each as its first request knows it, with the latest look's."""
@@ -326,14 +320,14 @@ class OpenWindows:
         self, key: Key, plan: SelectionPlan, window: Window, waiting: Sequence[ApplicationRequest]
     ) -> None:
         """Give requests their variants and pods in planned order, as long as pods have slots."""
-        free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
+        free = {name: pod.slots - pod.slots_busy for name, pod in self.state.pods.items()}
         carried = []
         for assignment in plan.assignments:
             at = int(assignment.request)
             request = waiting[at]
             if request.is_over:  # it was cancelled meanwhile
                 continue
-            self._explain(
+            self.explain(
                 str(request.application.name),
                 request.id,
                 partial(explained, request, assignment, window),

@@ -5,7 +5,6 @@ Gateways have authenticated the caller; `x-pilotlight-namespace` names the tenan
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -16,6 +15,7 @@ import orjson
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from common.http_server import unless_disconnected
 from common.pod_secret import HEADER as SECRET_HEADER
 from common.pod_secret import PodSecret
 from common.probe_server import exposition
@@ -42,8 +42,7 @@ def namespace_of(request: Request) -> str:
 def workflow_of(request: Request, name: str) -> ModelName:
     if not _NAME.fullmatch(name):
         raise WorkflowError(
-            f"a workflow's name has 1 to 63 small letters, digits and hyphens, was {name[:80]!r}",
-            "bad-request",
+            f"a workflow's name has 1 to 63 small letters, digits and hyphens, was {name[:80]!r}"
         )
     return ModelName(namespace_of(request), name)
 
@@ -71,18 +70,16 @@ def arguments_of(body: bytes) -> dict[str, Any]:
         arguments = orjson.loads(body) if body else {}
     except ValueError as error:
         raise WorkflowError(
-            f"the body must be a JSON object of arguments: {json_fault(error)}", "bad-request"
+            f"the body must be a JSON object of arguments: {json_fault(error)}"
         ) from None
     if not isinstance(arguments, dict):
         raise WorkflowError(
-            f"the body must be a JSON object of arguments, was {kind_of(arguments)}", "bad-request"
+            f"the body must be a JSON object of arguments, was {kind_of(arguments)}"
         )
     try:
         orjson.dumps([arguments])  # as a run's record holds them
     except TypeError as error:
-        raise WorkflowError(
-            f"the arguments are nested too deeply: {error}", "bad-request"
-        ) from None
+        raise WorkflowError(f"the arguments are nested too deeply: {error}") from None
     return arguments
 
 
@@ -97,8 +94,7 @@ def deadline_of(request: Request) -> float | None:
     if not 0 < number <= _MAX_DEADLINE_MS:
         raise WorkflowError(
             "header x-pilotlight-deadline-ms must be a positive number of milliseconds up to "
-            f"{_MAX_DEADLINE_MS}, was {text[:40]!r}",
-            "bad-request",
+            f"{_MAX_DEADLINE_MS}, was {text[:40]!r}"
         )
     return number / 1000
 
@@ -110,13 +106,13 @@ def scheduling_of(request: Request) -> str | None:
     try:
         return parse_scheduling(text)
     except ValueError as error:
-        raise WorkflowError(f"header x-pilotlight-scheduling {error}", "bad-request") from None
+        raise WorkflowError(f"header x-pilotlight-scheduling {error}") from None
 
 
 def idempotency_key_of(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= 256:
-        raise WorkflowError("header idempotency-key must have 1 to 256 characters", "bad-request")
+        raise WorkflowError("header idempotency-key must have 1 to 256 characters")
     return key
 
 
@@ -283,18 +279,7 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
 
 async def _wait_ended(scheduler: Scheduler, request: Request, run: Run) -> None:
     """Wait for a run's end; a client that disconnects cancels the run."""
-
-    async def wait_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    ended = asyncio.ensure_future(run.ended.wait())
-    leaving = asyncio.ensure_future(wait_disconnect())
-    try:
-        await asyncio.wait({ended, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ended.cancel()
-        leaving.cancel()
+    await unless_disconnected(request.receive, run.ended.wait())
     if not run.ended.is_set():
         scheduler.abandon(run)
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -191,25 +192,18 @@ class Deployment:
         return str(self.definition["sha"])
 
 
+@dataclass(eq=False)
 class Deployments:
     """Owned by the event loop; runners' tasks belong to its task group."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        group: asyncio.TaskGroup,
-        log: WorkflowLog,
-        *,
-        on_message: Callable[[Run, Mapping[str, Any]], None],
-        on_stopped: Callable[[Run], None],
-        on_resumed: Callable[[Run], None],
-    ) -> None:
-        self._settings = settings
-        self._group = group
-        self._log = log
-        self._on_message = on_message
-        self._on_stopped = on_stopped
-        self._on_resumed = on_resumed
+    settings: SchedulerSettings
+    group: asyncio.TaskGroup
+    log: WorkflowLog
+    on_message: Callable[[Run, Mapping[str, Any]], None]
+    on_stopped: Callable[[Run], None]
+    on_resumed: Callable[[Run], None]
+
+    def __post_init__(self) -> None:
         self._deployments: dict[ModelName, Deployment] = {}
         self._runners: set[RunnerProcess] = set()
         """Also those of older files, which end with their last run."""
@@ -235,7 +229,7 @@ class Deployments:
             **{key: loaded[key] for key in ("parameters", "deadline_s", "is_stream", "function")},
         }
         try:
-            outcome = await self._log.put_workflow(name, definition)
+            outcome = await self.log.put_workflow(name, definition)
         except InvalidModel as error:
             raise WorkflowError(str(error), "name-taken") from error
         self._replace(name, definition)
@@ -250,7 +244,7 @@ class Deployments:
         self._checking_total += 1
         try:
             async with self._checks:
-                runner = RunnerProcess(self._settings, lambda _: None, lambda _: None)
+                runner = RunnerProcess(self.settings, lambda _: None, lambda _: None)
                 try:
                     return await runner.load({"source": source})
                 finally:
@@ -262,13 +256,13 @@ class Deployments:
         deployment = self._deployments.pop(name, None)
         if deployment is not None:
             self._retire(deployment)
-        return await self._log.delete_workflow(name)
+        return await self.log.delete_workflow(name)
 
     async def find(self, name: ModelName) -> Deployment:
         """The workflow as it is deployed now. Raises WorkflowError."""
         known = self._deployments.get(name)
         if known is None or time.monotonic() - known.read_s > MAX_AGE_S:
-            definition = await self._log.workflow(name)
+            definition = await self.log.workflow(name)
             if definition is None:
                 raise WorkflowError(not_deployed(name), "workflow-not-found")
             known = self._replace(name, definition)
@@ -329,12 +323,9 @@ class Deployments:
         def on_message(message: dict[str, Any]) -> None:
             run = deployment.runs.get(str(message.get("run")))
             if run is not None:
-                self._on_message(run, message)
+                self.on_message(run, message)
 
-        def on_exit(runner: RunnerProcess) -> None:
-            self._on_exit(deployment, runner)
-
-        runner = RunnerProcess(self._settings, on_message, on_exit)
+        runner = RunnerProcess(self.settings, on_message, partial(self._on_exit, deployment))
         loaded = await runner.load(deployment.definition)
         logger.info(
             "runner started",
@@ -345,7 +336,7 @@ class Deployments:
             },
         )
         self._runners.add(runner)
-        self._group.create_task(runner.run())
+        self.group.create_task(runner.run())
         return runner
 
     def _on_exit(self, deployment: Deployment, runner: RunnerProcess) -> None:
@@ -369,9 +360,9 @@ class Deployments:
         for run in list(deployment.runs.values()):
             run.kills += 1
             if max(run.kills, deployment.kills) >= MAX_KILLS:
-                self._on_stopped(run)
+                self.on_stopped(run)
         if deployment.runs:
-            self._group.create_task(self._resume(deployment))
+            self.group.create_task(self._resume(deployment))
 
     async def _resume(self, deployment: Deployment) -> None:
         runs = list(deployment.runs.values())
@@ -380,7 +371,7 @@ class Deployments:
         except Exception:
             logger.exception("no runner for resumed runs")
             for run in runs:
-                self._on_stopped(run)
+                self.on_stopped(run)
             return
         for run in runs:
             if deployment.runs.pop(run.execution, None) is None:
@@ -388,7 +379,7 @@ class Deployments:
             run.resumptions += 1
             run.deliveries.extendleft(reversed(run.delivered))
             run.delivered.clear()
-            self._on_resumed(run)
+            self.on_resumed(run)
             self._begin(deployment, runner, run)
         self._retire_replaced(deployment)
 

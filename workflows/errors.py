@@ -23,7 +23,7 @@ class WorkflowError(Exception):
     """A request or a step that failed for good; `reason` is of a closed set."""
 
     def __init__(
-        self, message: str, reason: str, status: int = 0, *, line: int | None = None
+        self, message: str, reason: str = "bad-request", status: int = 0, line: int | None = None
     ) -> None:
         """`line`: of the workflow's file."""
         super().__init__(message)

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from registry.domain.model import ModelName
@@ -201,37 +202,32 @@ async def _adopt(log: WorkflowLog, run: Run) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
 class KnowledgeStore:
     """Owned by the event loop."""
 
-    def __init__(
-        self,
-        log: WorkflowLog,
-        known: dict[ModelName, WorkflowKnowledge],
-        now_s: Callable[[], float],
-    ) -> None:
-        """`known` makes what is missing in it."""
-        self._log = log
-        self._known = known
-        self._now_s = now_s
+    log: WorkflowLog
+    known: dict[ModelName, WorkflowKnowledge]
+    """Makes what is missing in it."""
+    now_s: Callable[[], float]
 
     async def read(self, name: ModelName) -> None:
         """What other schedulers, or this one before its restart, know of a workflow."""
-        if name not in self._known:
-            knowledge = self._known[name]
+        if name not in self.known:
+            knowledge = self.known[name]
             with suppress(RegistryUnavailable):
                 found, _ = await self._with_stored(name, knowledge)
                 knowledge.adopt(found, 0)
 
     async def store_changed(self) -> None:
         """Add what is not stored yet to the counts of all schedulers, and go on from these."""
-        for name, knowledge in list(self._known.items()):
+        for name, knowledge in list(self.known.items()):
             if not knowledge.unstored:
                 continue
             try:
                 found, version = await self._with_stored(name, knowledge)
                 count = len(knowledge.unstored)
-                if await self._log.put_counts(name, found.as_json(self._now_s()), version):
+                if await self.log.put_counts(name, found.as_json(self.now_s()), version):
                     knowledge.adopt(found, count)
             except RegistryUnavailable as error:
                 logger.debug("counts are stored later", extra={"error": str(error)})
@@ -240,9 +236,9 @@ class KnowledgeStore:
         self, name: ModelName, knowledge: WorkflowKnowledge
     ) -> tuple[WorkflowKnowledge, int]:
         """With what all schedulers have stored, and its version; damaged counts are replaced."""
-        stored, version = await self._log.counts(name)
+        stored, version = await self.log.counts(name)
         try:
-            return knowledge.with_stored(stored, self._now_s()), version
+            return knowledge.with_stored(stored, self.now_s()), version
         except (ValueError, TypeError, AttributeError) as error:
             logger.warning("stored counts are damaged", extra={"error": str(error)})
-            return knowledge.with_stored({}, self._now_s()), version
+            return knowledge.with_stored({}, self.now_s()), version

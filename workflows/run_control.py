@@ -7,6 +7,7 @@ resumed run gets the same outputs and texts in the same order as the first time.
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,28 +27,18 @@ from workflows.values import outputs_bytes, plain_value, text_of
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class RunControl:
     """Belongs to the event loop; tasks of steps belong to its task group."""
 
-    def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        steps: Steps,
-        planner: Planner,
-        journal: Journal,
-        metrics: SchedulerMetrics,
-        *,
-        send: Callable[[Run, Mapping[str, Any]], None],
-        on_end: Callable[[Run], None],
-    ) -> None:
-        """`send` sends a message to the runner that executes a run. Raises BadFrame."""
-        self._group = group
-        self._steps = steps
-        self._planner = planner
-        self._journal = journal
-        self._metrics = metrics
-        self._send = send
-        self._on_end = on_end
+    group: asyncio.TaskGroup
+    steps: Steps
+    planner: Planner
+    journal: Journal
+    metrics: SchedulerMetrics
+    send: Callable[[Run, Mapping[str, Any]], None]
+    """Sends a message to the runner that executes a run. Raises BadFrame."""
+    on_end: Callable[[Run], None]
 
     # From the runner
 
@@ -76,7 +67,7 @@ class RunControl:
                 run.yielded += 1
                 if run.yielded > len(run.items):
                     run.items.append(message.get("value"))
-                    self._group.create_task(run.notify_changed())
+                    self.group.create_task(run.notify_changed())
             case {"type": "done"}:
                 self.end(run, RunStatus.SUCCEEDED, result=message.get("result"))
             case {"type": "failed", "error": dict(error)}:
@@ -90,7 +81,7 @@ class RunControl:
         self, run: Run, number: int, model: ModelName, inputs: Mapping[str, Any], protocol: str
     ) -> None:
         """A call: new, or one that a resumed run has made before."""
-        step = RunStep(number, model, inputs, self._planner.now_s(), protocol)
+        step = RunStep(number, model, inputs, self.planner.now_s(), protocol)
         if number != run.called or any(not 0 <= each < number for each in step.sources):
             self.fail(run, f"the runner sent step {number} out of turn", "runner-failed", 500)
             return
@@ -113,12 +104,12 @@ class RunControl:
         if before is not None:
             step.outputs, step.error = before.outputs, before.error
             step.state = StepState.DONE if before.error is None else StepState.FAILED
-        elif self._planner.spec(model) is None:
+        elif self.planner.spec(model) is None:
             text = f"model {model.name} is not declared in namespace {model.namespace}; "
             text += "`pilotlight get models` lists those that are"
             self._step_failed(run, step, WorkflowError(text, "model-not-found", 404))
         else:
-            self._planner.call(run, step)
+            self.planner.call(run, step)
             self._advance(run, step)
 
     # Steps
@@ -140,7 +131,7 @@ class RunControl:
             self._need_outputs(run, source)
         if all(source.outputs is not None for source in sources):
             step.state = StepState.RUNNING
-            step.task = self._group.create_task(self._execute(run, step))
+            step.task = self.group.create_task(self._execute(run, step))
 
     def _need_outputs(self, run: Run, step: RunStep) -> None:
         """Run a step again whose result is known to exist, but is not at hand."""
@@ -152,7 +143,7 @@ class RunControl:
         lost: InputsLost | None = None
         failure: WorkflowError | None = None
         try:
-            await self._steps.execute(run, step, partial(self._deliver_ready, run))
+            await self.steps.execute(run, step, partial(self._deliver_ready, run))
         except WorkflowError as error:
             failure = error
         except InputsLost as error:
@@ -187,14 +178,14 @@ class RunControl:
 
     def _step_over(self, run: Run, step: RunStep, state: StepState) -> None:
         is_first = step.number not in run.recorded and not step.ended_s
-        step.state, step.ended_s = state, self._planner.now_s()
-        self._planner.ended(run, step)
+        step.state, step.ended_s = state, self.planner.now_s()
+        self.planner.ended(run, step)
         outcome = "ok" if state is StepState.DONE else "failed"
-        self._metrics.steps.labels(outcome, str(step.predicted).lower()).inc()
+        self.metrics.steps.labels(outcome, str(step.predicted).lower()).inc()
         if run.status is not RunStatus.RUNNING:
             return
         if is_first:
-            self._journal.step_ended(run, step)
+            self.journal.step_ended(run, step)
         for other in run.steps[step.number + 1 :]:
             if step.number in other.sources:
                 self._advance(run, other)
@@ -211,12 +202,12 @@ class RunControl:
             return
         step.is_too_large = outputs_bytes(step.outputs or {}) > MAX_FETCH_BYTES
         if step.has_data_elsewhere and not step.is_too_large:
-            step.fetching = self._group.create_task(self._fetch_data(run, step))
+            step.fetching = self.group.create_task(self._fetch_data(run, step))
 
     async def _fetch_data(self, run: Run, step: RunStep) -> None:
         outputs = step.outputs
         try:
-            fetched = await self._steps.fetch(run, step)
+            fetched = await self.steps.fetch(run, step)
         except InputsLost as error:
             step.fetching = None
             if self._may_lose(run, step, error):
@@ -243,7 +234,7 @@ class RunControl:
                 self._deliver_new(run, delivery)
 
     def _deliver_new(self, run: Run, delivery: Delivery) -> None:
-        self._journal.delivered(run, delivery)
+        self.journal.delivered(run, delivery)
         self._deliver(run, delivery)
 
     def _deliver(self, run: Run, delivery: Delivery) -> None:
@@ -256,10 +247,10 @@ class RunControl:
     def _send_reply(self, run: Run, step: RunStep, message: Mapping[str, Any]) -> None:
         head = {"step": step.number}
         try:
-            self._send(run, {**head, **message})
+            self.send(run, {**head, **message})
         except BadFrame as problem:
             error = WorkflowError(str(problem), "bad-output", 502).as_json()
-            self._send(run, {**head, "type": "failure", "error": error})
+            self.send(run, {**head, "type": "failure", "error": error})
 
     # The end of a run
 
@@ -286,14 +277,14 @@ class RunControl:
         if run.status is not RunStatus.RUNNING:
             return
         run.status, run.result, run.error = status, result, error
-        run.ended_s = self._planner.now_s()
-        keepers = run.keepers | self._planner.possible_keepers(run)
+        run.ended_s = self.planner.now_s()
+        keepers = run.keepers | self.planner.possible_keepers(run)
         self.release(run, is_learned=status is RunStatus.SUCCEEDED)
-        self._metrics.runs.labels(status.value).inc()
-        self._metrics.seconds.labels(run.scheduling).observe(run.ended_s - run.begun_s)
+        self.metrics.runs.labels(status.value).inc()
+        self.metrics.seconds.labels(run.scheduling).observe(run.ended_s - run.begun_s)
         if keepers:
-            self._group.create_task(self._steps.drop(run, keepers))
-        self._on_end(run)
+            self.group.create_task(self.steps.drop(run, keepers))
+        self.on_end(run)
 
     def release(self, run: Run, *, is_learned: bool = False) -> None:
         """Take back what a run still does here."""
@@ -301,13 +292,13 @@ class RunControl:
             for task in (step.task, step.fetching):
                 if task is not None:
                     task.cancel()
-        self._send(run, {"type": "cancel"})
-        self._planner.end(run, is_learned=is_learned)
+        self.send(run, {"type": "cancel"})
+        self.planner.end(run, is_learned=is_learned)
 
     def deadline_timer(self, run: Run) -> asyncio.TimerHandle:
         seconds = run.deadline_s - run.begun_s
         message = f"the run did not end within its deadline of {seconds:g} s"
-        left_s = max(0.0, run.deadline_s - self._planner.now_s())
+        left_s = max(0.0, run.deadline_s - self.planner.now_s())
         return asyncio.get_running_loop().call_later(
             left_s, partial(self.fail, run, message, "deadline", 504)
         )

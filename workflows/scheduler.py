@@ -143,7 +143,7 @@ class Scheduler:
         deployment = await self.deployments.find(name)
         problems = argument_problems(deployment.definition["parameters"], arguments)
         if problems:
-            raise WorkflowError("; ".join(problems), "bad-request")
+            raise WorkflowError("; ".join(problems))
         now_s = self.planner.now_s()
         limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
         run = Run(

@@ -14,7 +14,7 @@ import uvicorn
 
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
+from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
@@ -28,6 +28,7 @@ DIMENSIONS: Final = 64
 NAME: Final = "pod-0"
 TIMING: Final = "load;dur=0.0, preprocess;dur=0.1, infer;dur=0.2, postprocess;dur=0.1"
 _SLOTS: Final = 1024
+_HEARTBEAT_S: Final = 1.0
 _HEADERS: Final = [
     (b"content-type", b"application/json"),
     (b"content-length", str(len(RESPONSE)).encode()),
@@ -116,7 +117,7 @@ async def _declare_applications(
 
 async def _send_heartbeats(registry: Registry, epoch: int) -> None:
     while True:
-        await asyncio.sleep(HEARTBEAT_S)
+        await asyncio.sleep(_HEARTBEAT_S)
         with contextlib.suppress(RegistryUnavailable):
             await registry.heartbeat(NAME, epoch, PodReport())
 

@@ -526,7 +526,7 @@ class _BrokenProtocol(Exception):
 
 class _UnknownCall(Call):
     def on_message(self, content: bytes) -> None:
-        self.finish(UNIMPLEMENTED, "there is no such method")
+        self.on_end()
 
     def on_end(self) -> None:
         self.finish(UNIMPLEMENTED, "there is no such method")

@@ -300,6 +300,7 @@ class LiveUpdates:
     _feeds: WeakValueDictionary[tuple[str | None, RowWindow], OverviewFeed] = field(
         default_factory=WeakValueDictionary, init=False
     )
+    """Shared by the browsers that watch the same; each goes with the last one."""
 
     def is_full(self, viewer: str | None) -> bool:
         """Whether this viewer (None: an operator) may open no further stream."""
@@ -309,20 +310,13 @@ class LiveUpdates:
 
     async def overview(self, viewer: str | None, window: RowWindow) -> AsyncIterator[bytes]:
         """The whole document first, then what changes."""
-        feed, seen = self._feed(viewer, window), NOTHING
+        made = OverviewFeed(self.shown, viewer, window)
+        feed, seen = self._feeds.setdefault((viewer, window), made), NOTHING
         async with aclosing(self._ticks(viewer)) as ticks:
             async for _ in ticks:
                 await self._read_actions()
                 changed, seen = feed.next_event(seen)
                 yield changed
-
-    def _feed(self, viewer: str | None, window: RowWindow) -> OverviewFeed:
-        """Shared by the browsers that watch the same; it goes with the last one."""
-        feed = self._feeds.get((viewer, window))
-        if feed is None:
-            feed = OverviewFeed(self.shown, viewer, window)
-            self._feeds[viewer, window] = feed
-        return feed
 
     async def _read_actions(self) -> None:
         """Every few seconds, once for all browsers; nothing while Redis is away."""

@@ -150,7 +150,7 @@ class Admission(Generic[P]):
         if record is None or request.policy is not None or not is_plain(record.serving):
             return None
         spec = placement.spec = record.serving
-        found = self._decide_warm(
+        found = self.decide_warm(
             request.model, spec.key, request.size_class, request.deadline_s, now_s
         )
         if found is None:
@@ -168,19 +168,9 @@ class Admission(Generic[P]):
         now_s: float,
     ) -> PodForecast | None:
         """The pod for a new request to a model that `is_plain`; None: `decide` about it."""
-        if self._queue.waiting or model in self.records:
+        if self._queue.waiting or (self.records and model in self.records):
             return None
         self._tenants.record(model.namespace, now_s)
-        return self._decide_warm(model, key, size_class, deadline_s, now_s)
-
-    def _decide_warm(
-        self,
-        model: ModelName,
-        key: str,
-        size_class: int | None,
-        deadline_s: float | None,
-        now_s: float,
-    ) -> PodForecast | None:
         if deadline_s is not None:
             self._probes.begin(model, now_s)
             if not self._probes.may_try_transfer(model, now_s):

@@ -78,60 +78,52 @@ class ComponentCalls:
                     del self._ongoing[key]
 
 
+@dataclass(eq=False)
 class ComponentExchange:
     """Serves one request by a component; as `Request` otherwise."""
 
-    policy: Final = None
+    calls: ComponentCalls
+    client: InferenceClient
+    target: ComponentTarget
+    read: RequestHeaders
+    body: IncomingBody
+    callback_token: bytes
+    """In place of the caller's credential; empty: none."""
+    stall_s: float
+    policy = None
 
-    def __init__(
-        self,
-        calls: ComponentCalls,
-        client: InferenceClient,
-        target: ComponentTarget,
-        read: RequestHeaders,
-        body: IncomingBody,
-        *,
-        callback_token: bytes,
-        stall_s: float,
-    ) -> None:
-        """`callback_token`: in place of the caller's credential; empty: none."""
-        self._calls = calls
-        self._client = client
-        self._target = target
-        self._read = read
-        self._body = body
-        self._callback_token = callback_token
-        self._stall_s = stall_s
-        self.awaited = target.component
+    @property
+    def awaited(self) -> str:
+        return self.target.component
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`. Raises GatewayError."""
-        if not self._body.receive_now():
-            await self._body.receive()
+        if not self.body.receive_now():
+            await self.body.receive()
         started_s = time.perf_counter()
-        with self._calls.counted(self._target, self._read.request_id):
+        with self.calls.counted(self.target, self.read.request_id):
             try:
                 await self._exchange(until_s, started_s)
             except PodConnectionLost:
                 raise ComponentLost(
-                    f"the {self._target.component} at {self._target.address} closed the connection"
+                    f"the {self.target.component} at {self.target.address} closed the connection"
                     " before the end of its response"
                 ) from None
 
     async def _exchange(self, until_s: float, started_s: float) -> None:
-        connections, address = self._calls.connections, self._target.address
+        connections, address = self.calls.connections, self.target.address
         connection = connections.take_idle(address) or await self._connect()
         try:
-            left_s = until_s - self._client.loop.time()
-            await send_request(connection, self._head(left_s), self._body)
+            left_s = until_s - self.client.loop.time()
+            await send_request(connection, self._head(left_s), self.body)
             await self._respond(connection, started_s)
         finally:
             connections.release(address, connection)
 
     async def _connect(self) -> PodConnection:
-        target = self._target
+        target = self.target
         try:
-            return await self._calls.connections.connect(target.address)
+            return await self.calls.connections.connect(target.address)
         except PodUnreachable as error:
             raise ComponentUnreachable(
                 f"no connection to the {target.component} at {target.address}: {error.__cause__}",
@@ -139,45 +131,45 @@ class ComponentExchange:
             ) from None
 
     def _head(self, left_s: float) -> bytes:
-        model = self._client.target.model
+        model = self.client.target.model
         lines = [
             b"POST ",
-            self._target.path,
+            self.target.path,
             b" HTTP/1.1\r\nhost: ",
-            self._target.host.encode(),
+            self.target.host.encode(),
             b"\r\n",
-            self._read.forwarded,
+            self.read.forwarded,
             b"kserve-isvc-name: ",
             model.name.encode(),
             b"\r\nkserve-isvc-namespace: ",
             model.namespace.encode(),
             b"\r\nx-request-id: ",
-            self._read.request_id.encode(),
+            self.read.request_id.encode(),
             b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_s * 1000),
         ]
-        if self._callback_token:
-            lines += (b"\r\nauthorization: Bearer ", self._callback_token)
-        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.received_bytes)
+        if self.callback_token:
+            lines += (b"\r\nauthorization: Bearer ", self.callback_token)
+        lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self.body.received_bytes)
         return b"".join(lines)
 
     async def _respond(self, connection: PodConnection, started_s: float) -> None:
-        client, response = self._client, connection.response
+        client, response = self.client, connection.response
         if not connection.has_body:
             await connection.wait_body()  # an error until here still gets a clear response
-        lines = self._calls.telemetry.served_by_component(
-            self._read.request_id,
+        lines = self.calls.telemetry.served_by_component(
+            self.read.request_id,
             client.target.label,
-            self._target.component,
+            self.target.component,
             connection.status,
             took_s=time.perf_counter() - started_s,
         )
         client.start_response(response.status, response.forwarded + lines, connection.length)
         while not self._forward_body(connection):
-            await wait_for_reader(client, self._stall_s)
+            await wait_for_reader(client, self.stall_s)
             await connection.wait_body()
 
     def _forward_body(self, connection: PodConnection) -> bool:
         """Send the client the received part of the response; returns whether it was the last."""
         body = b"".join(connection.take_body())
-        self._client.write_body(body, is_last=connection.is_complete)
+        self.client.write_body(body, is_last=connection.is_complete)
         return connection.is_complete

@@ -182,43 +182,34 @@ class WarmPath:
     request_timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
 class WarmRoutes:
-    def __init__(
-        self,
-        state: ClusterState,
-        resolve_target: Callable[[bytes, bytes], ModelTarget | None],
-        deadline_of: Callable[[float | None, ModelSpec], float | None],
-        *,
-        max_body_bytes: int,
-        authorised: Authorised | None = None,
-    ) -> None:
-        """`deadline_of`: a request's time, by what its header says and its model.
-
-        `max_body_bytes`: of bodies that stay in memory. `authorised`: the target that the headers
-        authorise a request to, or a GatewayError; it returns None if that is not known at once.
-        """
-        self._state = state
-        self._resolve_target = resolve_target
-        self._deadline_of = deadline_of
-        self._max_body_bytes = max_body_bytes
-        self._authorised = authorised
+    state: ClusterState
+    resolve_target: Callable[[bytes, bytes], ModelTarget | None]
+    deadline_of: Callable[[float | None, ModelSpec], float | None]
+    """A request's time, by what its header says and its model."""
+    max_body_bytes: int
+    """Of bodies that stay in memory."""
+    authorised: Authorised | None = None
+    """The target that the headers authorise a request to, or a GatewayError; it returns None if
+    that is not known at once."""
 
     def route_of(self, head: KnownHead, loop_s: float) -> WarmRoute | None:
         """None: there is no such model, or requests with the head are or may be refused."""
         route: WarmRoute | None = head.route
-        version = self._state.models_version
+        version = self.state.models_version
         if route is None or route.models_version != version or route.allowed_until_s <= loop_s:
             route = head.route = self._create_route(head, loop_s)
         return route
 
     def _create_route(self, head: KnownHead, loop_s: float) -> WarmRoute | None:
-        state, target = self._state, self._resolve_target(head.path, head.host)
-        if target is None or head.content_length > self._max_body_bytes:
+        state, target = self.state, self.resolve_target(head.path, head.host)
+        if target is None or head.content_length > self.max_body_bytes:
             return None
         headers, allowed_until_s = head.headers, inf
         try:
-            if self._authorised is not None:
-                target = self._authorised(target, headers)
+            if self.authorised is not None:
+                target = self.authorised(target, headers)
                 headers, allowed_until_s = without_credentials(headers), loop_s + ALLOWED_S
             read = read_headers(headers)
         except GatewayError:
@@ -248,7 +239,7 @@ class WarmRoutes:
             spec.key,
             head.content_length,
             size_class(head.content_length),
-            self._deadline_of(read.deadline_s, spec),
+            self.deadline_of(read.deadline_s, spec),
             read,
             allowed_until_s,
         )

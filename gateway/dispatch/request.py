@@ -75,7 +75,6 @@ class Request:
     _begun_head = b""
     _losses = 0
     """`RequestQuarantine.losses` when the current attempt was sent."""
-    _failed: FailedAttempts | None = None
     _logged: LoggedRequest | None = None
     _error_body = b""
     """The first bytes of an error's response."""
@@ -97,6 +96,7 @@ class Request:
         self._headers = headers
         self._body = body
         self._started_s = time.perf_counter()
+        self._failed = FailedAttempts()
         if client.begun is not None:
             self._go_on(client.begun)
             return
@@ -177,7 +177,7 @@ class Request:
         if begun is not None:
             return await begun.placed(placer)
         placement = Placement(self.arrival, self._headers.place_at)
-        full = None if self._failed is None else self._failed.full_pod
+        full = self._failed.full_pod
         if full is None:
             return await placement.place(placer)
         await asyncio.sleep(DEVICE_FULL_S)
@@ -276,14 +276,9 @@ class Request:
             context.reservations.restore(reservation.entry)
         self.arrival.load_failed |= reason is NotExecuted.LOAD_FAILED
         context.retries.record_failure(
-            self._failures(), reason, entry=reservation.entry, predict=reservation.predict
+            self._failed, reason, entry=reservation.entry, predict=reservation.predict
         )
         return RetryElsewhere(reason)
-
-    def _failures(self) -> FailedAttempts:
-        if self._failed is None:
-            self._failed = FailedAttempts()
-        return self._failed
 
     def _take_retry(self, placement: Placement, retry: RetryElsewhere) -> None:
         """Raises GatewayError where there is no other attempt."""
@@ -298,7 +293,7 @@ class Request:
                 begun=self._losses,
             )
         context.telemetry.retried(retry.reason)
-        error = context.retries.take_retry(self._failures(), retry.reason, is_free=retry.is_free)
+        error = context.retries.take_retry(self._failed, retry.reason, is_free=retry.is_free)
         if error is not None:
             raise NoPodAccepted(error, retry_after_s=1.0) from None
 

@@ -167,7 +167,7 @@ class Retries:
     def reason_after(
         self,
         refusal: str | None,
-        failed: FailedAttempts | None,
+        failed: FailedAttempts,
         placement: PendingPlacement,
         decision: SendTo,
     ) -> NotExecuted | None:
@@ -211,13 +211,13 @@ class Retries:
         return None
 
 
-def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotExecuted | None:
+def refusal_to_retry(refusal: str | None, failed: FailedAttempts) -> NotExecuted | None:
     """The reason for another attempt after a pod's refusal; None: it is the client's response.
 
     Refusals that the request or its model caused are not retried, nor is an inference that two
     devices had no memory for: it is too large.
     """
-    if refusal == "device-full" and (failed is None or failed.full_pod is None):
+    if refusal == "device-full" and failed.full_pod is None:
         return NotExecuted.DEVICE_FULL
     return _RETRIED.get(refusal or "")
 

@@ -325,7 +325,14 @@ class WarmRequest(Reservation):
         forecast = self.forecast
         name, request_id = self.entry.name, self.request_id
         head = telemetry.warm_head(
-            response, name, policy, reason, request_id, timings, connection.length
+            response,
+            name,
+            policy,
+            reason,
+            request_id,
+            timings,
+            connection.usual_timing,
+            connection.length,
         )
         chunks = connection.take_body()
         self._release()  # before the client can send its next request

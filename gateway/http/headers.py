@@ -6,7 +6,7 @@ The parser checks the syntax; lengths, codings, the Host and the texts of refusa
 import math
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -84,18 +84,7 @@ class RequestHeaders:
     def with_id(self) -> "RequestHeaders":
         """A copy for one request, which has a new id if the client gave none."""
         # an id needs to be unique, not secret: uuid4 costs 2 us
-        return RequestHeaders(
-            self.forwarded,
-            self.request_id or f"{random.getrandbits(128):032x}",
-            self.content_length,
-            self.deadline_s,
-            self.policy,
-            self.selection_policy,
-            self.seed,
-            self.place_at,
-            self.step_header,
-            self.secret,
-        )
+        return replace(self, request_id=self.request_id or f"{random.getrandbits(128):032x}")
 
 
 def read_headers(headers: Headers) -> RequestHeaders:
@@ -327,15 +316,3 @@ def host_error(host: bytes, count: int, *, is_required: bool) -> str | None:
         if longest > MAX_LABEL_BYTES:
             return f"a label of header host may have {MAX_LABEL_BYTES} bytes, has {longest}"
     return None
-
-
-def head_without_upgrade(parser: Any, target: bytes, headers: Headers) -> bytes:
-    """The head that was just parsed without its offer to upgrade (RFC 9110, section 7.8).
-
-    The parser treats the bytes after such a head as another protocol, and later as another
-    request, even where they are the request's body.
-    """
-    method, version = parser.get_method(), parser.get_http_version().encode()
-    lines = [b"%b %b HTTP/%b\r\n" % (method, target, version)]
-    lines += [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
-    return b"".join(lines) + b"\r\n"

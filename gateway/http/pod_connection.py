@@ -66,6 +66,8 @@ class PodConnection(Connection):
     """Values of `content-length` and `server-timing`."""
     times_ms = _NO_TIMES
     """What `timing` says."""
+    usual_timing = b""
+    """`timing`, if it tells just these times."""
     _left_bytes = 0
     """Of the body behind a known head."""
     _unknown: Shape | None = None
@@ -160,7 +162,8 @@ class PodConnection(Connection):
         left_bytes = int(length) - len(body)
         if left_bytes < 0:
             return False
-        self.response, self.length, self.timing, self.times_ms = response, length, timing, times_ms
+        self.response, self.length, self.times_ms = response, length, times_ms
+        self.timing = self.usual_timing = timing
         self.received_bytes, self._left_bytes = len(data), left_bytes
         self.status, self.has_head, self._keeps_alive = response.status, True, True
         self.is_complete = not left_bytes
@@ -189,7 +192,7 @@ class PodConnection(Connection):
             return
         values = dict(self.headers)
         self.length, self.timing = values.get(LENGTH, b""), values.get(TIMING, b"")
-        self.times_ms = stage_times_ms(self.timing)
+        self.times_ms, self.usual_timing = stage_times_ms(self.timing), b""
         self.response = read_response(self.status, self.headers)
         shape = self._unknown
         if shape is None or shape.has_timing is not bool(self.timing):

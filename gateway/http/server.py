@@ -14,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from common.http_connection import MAX_JOINED
+from common.http_server import head_without_upgrade
 from common.shown_value import shown
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest, DelegatedRequest, InferenceConnection
@@ -26,7 +27,6 @@ from gateway.http.headers import (
     check_coding,
     check_length,
     head_too_long,
-    head_without_upgrade,
     host_error,
     not_http,
     target_too_long,

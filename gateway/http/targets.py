@@ -143,16 +143,12 @@ def model_of_host(host: str, known: KnownNames, asked: str = "") -> ModelName | 
         if len(inner) > 1:
             return ModelName(second, first)
         return next((name for name in joined if name.name == asked), joined[-1] if joined else None)
-    if first == asked or (_may_be_model(labels, known) and first != _OWN_SERVICE):
+    may_be_model = not known.domain and second in known.namespaces  # unknown: any domain may be
+    if first == asked or (may_be_model and first != _OWN_SERVICE):
         return ModelName(second, first)
     return next(
         (name for name in joined if name.name == asked and name.namespace in known.namespaces), None
     )
-
-
-def _may_be_model(labels: list[str], known: KnownNames) -> bool:
-    """True if the Host may be a model's: unless the domain is known, any domain may be theirs."""
-    return not known.domain and labels[1] in known.namespaces
 
 
 def _joined_names(label: str) -> list[ModelName]:

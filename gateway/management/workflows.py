@@ -3,12 +3,11 @@
 Responses are streamed; a client that disconnects ends the request at the scheduler.
 """
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +16,7 @@ from starlette.types import Receive
 
 from common.http_client import HttpClient, StreamedResponse
 from common.http_connection import HttpError, NotConnected
+from common.http_server import unless_disconnected
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
@@ -35,8 +35,6 @@ _UNAVAILABLE: Final = (
 )
 _STOPPED: Final = "the scheduler of workflows has shut down, and the gateway will"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
-Result = TypeVar("Result")
 
 
 class WorkflowProxy:
@@ -89,7 +87,10 @@ class WorkflowProxy:
         try:
             await body.receive_rest()
             exchange = self._exchange(request, namespace, body)
-            response = await _unless_disconnected(request, stack.enter_async_context(exchange))
+            begun = stack.enter_async_context(exchange)
+            response = await unless_disconnected(request.receive, begun)
+            if response is None:
+                raise UpstreamLost("the client disconnected")
         except NotConnected:
             if self._shutdown.has_begun:  # the scheduler's may be over
                 raise ShuttingDown(_STOPPED, retry_after_s=1.0) from None
@@ -150,26 +151,6 @@ class _RequestSource:
 def _content_length(request: Request) -> int | None:
     text = request.headers.get("content-length", "")
     return int(text) if text.isdecimal() and len(text) < 20 else None
-
-
-async def _unless_disconnected(request: Request, exchange: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for the head of the response. Raises UpstreamLost where the client is gone."""
-
-    async def wait_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    head = asyncio.ensure_future(exchange)
-    leaving = asyncio.ensure_future(wait_disconnect())
-    try:
-        await asyncio.wait({head, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not head.done():
-            raise UpstreamLost("the client disconnected")
-        return head.result()
-    finally:
-        head.cancel()
-        leaving.cancel()
-        del head  # it keeps its error, which would be a cycle
 
 
 def workflow_routes(proxy: WorkflowProxy) -> APIRouter:

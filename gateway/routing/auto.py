@@ -222,8 +222,9 @@ def _slot_cost_s(
     At the predict pod the request would hold one only for its own stages.
     """
     hold_s = predict.estimates[request.key].stages_of(request.size_class).hold_s
-    price_s = cluster.prices_at(now_s).slot_price_s
-    delays_s = max(0.0, price_s(entry, forecast_s) - price_s(predict, hold_s))
+    device = cluster.prices_at(now_s).device
+    price_s = device(entry).slot_price_s(forecast_s) - device(predict).slot_price_s(hold_s)
+    delays_s = max(0.0, price_s)
     return delays_s + queue_cost_s(max(0.0, forecast_s - hold_s), request, cluster)
 
 

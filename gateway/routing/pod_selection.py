@@ -12,7 +12,7 @@ from registry.domain.device_backlog import device_backlog, is_idle
 from registry.domain.estimates import UNMEASURED, KindEstimates
 from registry.domain.model import Tier
 from registry.domain.pod import AcceleratorKind
-from registry.domain.pod_index import FreePods
+from registry.domain.pod_index import FreePods, load_rank, work_rank
 from registry.domain.pod_state import ChangeLog, PodState
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
@@ -34,35 +34,11 @@ def least_loaded(pods: Sequence[PodState], draw: float) -> PodState:
     """The least loaded pod; ties are broken by `draw`, in the order of names."""
     equals = [pod for pod in pods if not pod.slots_busy and not pod.inferring]
     if not equals:  # no pod is idle
-        equals = _least_loaded_equals(pods)
-    _sort_by_name(equals)
+        ranks = [load_rank(pod) for pod in pods]
+        lowest = min(ranks)
+        equals = [pod for pod, rank in zip(pods, ranks, strict=True) if rank == lowest]
+    equals.sort(key=_name)
     return equals[int(draw * len(equals))]
-
-
-def _sort_by_name(pods: list[PodState]) -> None:
-    """Checks the order first: pods mostly register in the order of their names."""
-    previous = ""
-    for pod in pods:
-        name = pod.name
-        if name < previous:
-            pods.sort(key=_name)
-            return
-        previous = name
-
-
-def _least_loaded_equals(pods: Sequence[PodState]) -> list[PodState]:
-    """The pods with the smallest share of slots taken, then the fewest requests in inference."""
-    share, inferring = inf, 0
-    equals: list[PodState] = []
-    for pod in pods:
-        pod_share = pod.slots_busy / pod.slots
-        if pod_share > share or (pod_share == share and pod.inferring > inferring):
-            continue
-        if pod_share < share or pod.inferring < inferring:
-            share, inferring = pod_share, pod.inferring
-            equals = []
-        equals.append(pod)
-    return equals
 
 
 def fewest_inferring(pods: Sequence[PodState]) -> PodState | None:
@@ -71,7 +47,7 @@ def fewest_inferring(pods: Sequence[PodState]) -> PodState | None:
     Ties: fewest slots taken, then by name. None if no slot is free.
     """
     free = [pod for pod in pods if pod.has_free_slot]
-    return min(free, key=lambda pod: (pod.inferring, pod.slots_busy, pod.name), default=None)
+    return min(free, key=lambda pod: (*work_rank(pod), pod.name), default=None)
 
 
 def least_busy_below(
@@ -103,7 +79,7 @@ def least_loaded_free(
 ) -> PodState | None:
     """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
     if len(cluster.pods) > MAX_SCANNED:
-        return cluster.pods.least_loaded(draw, excluded)
+        return cluster.pods.by_load.pick(draw, excluded)
     free = [pod for pod in free_pods(cluster) if pod.name not in excluded]
     return least_loaded(free, draw) if free else None
 
@@ -121,7 +97,7 @@ def best_cold(cluster: ClusterState, key: str, draw: float) -> PodState | None:
     if nearest := _nearest_free(cluster, key):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > MAX_SCANNED:
-        return cluster.pods.most_free_memory(draw)
+        return cluster.pods.by_free_memory.pick(draw)
     free = free_pods(cluster)
     return most_free_memory(free, draw) if free else None
 

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from registry.domain.demand import QueueStats
@@ -26,23 +27,19 @@ MAX_UNREPORTED_SECONDS: Final = 300
 _Counts = dict["ModelName", int]
 
 
+@dataclass(eq=False)
 class ArrivalCounter:
     """One gateway's unreported counts. Owned by the event loop."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        gateway: str,
-        queue_stats: Callable[[], Mapping[ModelName, QueueStats]],
-        queued_total: Callable[[], int],
-        queued: asyncio.Event,
-    ) -> None:
-        """`queued` is set when a request is queued while no others are."""
-        self._queued = queued
-        self._log = ArrivalLog(registry)
-        self._gateway = gateway
-        self._queue_stats = queue_stats
-        self._queued_total = queued_total
+    registry: Registry
+    gateway: str
+    queue_stats: Callable[[], Mapping[ModelName, QueueStats]]
+    queued_total: Callable[[], int]
+    queued: asyncio.Event
+    """Set when a request is queued while no others are."""
+
+    def __post_init__(self) -> None:
+        self._log = ArrivalLog(self.registry)
         self._by_second: dict[int, _Counts] = {}
         self._report: dict[int, _Counts] = {}
         """Counts in flight. Without a reply they are sent again under the same sequence number,
@@ -68,13 +65,13 @@ class ArrivalCounter:
             else:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_INTERVAL_S):
-                        await self._queued.wait()
-            self._queued.clear()
+                        await self.queued.wait()
+            self.queued.clear()
             if self._is_due():
                 await self._send_report()
 
     def _is_due(self) -> bool:
-        has_queued = self._queued_total() > 0
+        has_queued = self.queued_total() > 0
         if has_queued and not self._reported_queued:
             return True
         has_changes = has_queued or self._reported_queued or self._by_second or self._report
@@ -85,7 +82,7 @@ class ArrivalCounter:
             self._report, self._by_second = self._by_second, {}
             self._sequence += 1
         now = int(time.monotonic())
-        queue_stats = self._queue_stats()
+        queue_stats = self.queue_stats()
         self._reported_at_s = time.monotonic()
         counts = [
             (model, number, now - second)
@@ -93,7 +90,7 @@ class ArrivalCounter:
             for model, number in by_model.items()
         ]
         try:
-            await self._log.report(self._gateway, self._sequence, counts, queue_stats)
+            await self._log.report(self.gateway, self._sequence, counts, queue_stats)
         except RegistryUnavailable:
             return  # sent again with the next report
         self._report = {}

@@ -20,10 +20,8 @@ MAX_KINDS: Final = 1000
 MAX_MESSAGE: Final = 500
 
 
-_TIMING: Final = (
-    b"queue;dur=%.3f, load;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f,"
-    b" network;dur=%.3f"
-)
+_REPORTED: Final = b"load;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f"
+_TIMING: Final = b"queue;dur=%.3f, %b, network;dur=%.3f"
 
 
 class StageTimings(NamedTuple):
@@ -42,9 +40,13 @@ class StageTimings(NamedTuple):
         """The part of `pod_ms` that the pod does not report."""
         return max(0.0, self.pod_ms - sum(self[2:]))
 
-    def server_timing(self) -> bytes:
-        queue_ms, pod_ms, *reported_ms = self
-        return _TIMING % (queue_ms, *reported_ms, max(0.0, pod_ms - sum(reported_ms)))
+    def server_timing(self, reported: bytes = b"") -> bytes:
+        """As text; `reported`: the stages of the pod, as it wrote them, if that is known."""
+        queue_ms, pod_ms, load_ms, preprocess_ms, infer_ms, postprocess_ms = self
+        network_ms = pod_ms - load_ms - preprocess_ms - infer_ms - postprocess_ms
+        if not reported:
+            reported = _REPORTED % (load_ms, preprocess_ms, infer_ms, postprocess_ms)
+        return _TIMING % (queue_ms, reported, network_ms if network_ms > 0.0 else 0.0)
 
 
 class RecentRequest(NamedTuple):

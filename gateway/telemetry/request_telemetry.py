@@ -98,9 +98,10 @@ class RequestTelemetry:
         reason: str,
         request_id: str,
         timings: StageTimings,
+        reported: bytes,
         length: bytes,
     ) -> bytes:
-        """The whole head of a usual response, of which most is kept."""
+        """The whole head of a usual response, of which most is kept; `reported`: by the pod."""
         key = pod, policy, reason
         beginning = response.heads.get(key)
         if beginning is None:
@@ -112,7 +113,7 @@ class RequestTelemetry:
         return b"%b%b\r\nserver-timing: %b\r\ncontent-length: %b\r\n\r\n" % (
             beginning,
             request_id.encode(),
-            timings.server_timing(),
+            timings.server_timing(reported),
             length,
         )
 

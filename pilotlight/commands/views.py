@@ -183,7 +183,9 @@ async def view_pods(_: PlatformTarget, registry: Registry, __: str) -> View:
     from autoscaler.observe import read_pool
 
     (versions, now_ms, snapshot), gpus, ongoing = await asyncio.gather(
-        registry.transactions.look(), read_gpu_readings(registry), AutoscalerLog(registry).ongoing()
+        registry.transactions.snapshot(is_kept_up=False),
+        read_gpu_readings(registry),
+        AutoscalerLog(registry).ongoing(),
     )
     state = ClusterState()
     load_snapshot(state, versions.changes, snapshot)

@@ -12,7 +12,6 @@ from registry.domain.model import ModelName
 KIND: Final = "InferenceApplication"
 DEFAULT_WINDOW_S: Final = 0.1
 DEFAULT_DEADLINE_S: Final = 1.0
-DEFAULT_K: Final = 5
 INPUT_DATATYPES: Final = ("FP32", "FP64", "INT32", "INT64", "UINT8")
 """Of the tensors whose rows are compared."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -32,7 +32,6 @@ from registry.domain.records import (
 )
 from registry.domain.tenant_rules import TenantRules, decode_rules
 
-_Value = TypeVar("_Value")
 _NO_HOLDERS: Mapping[str, Residency] = {}
 
 
@@ -42,43 +41,19 @@ class ClusterState:
     def __init__(self) -> None:
         self.version = 0
         """Registry version up to which changes are applied."""
-        self.models_version = 0
-        """Grows with every change of `models`, `applications` and `accuracies`."""
-        self.measurements = Measurements()
-        self.pods = PodIndex(self.measurements)
-        self.models: dict[ModelName, ModelRecord] = {}
-        self.bases: dict[str, ModelName] = {}
-        """By the key of an adapter."""
-        self.applications: dict[ModelName, ApplicationSpec] = {}
-        self.accuracies: dict[ModelName, AccuracyProfile] = {}
-        """Of the generation that was profiled last, by model."""
+        self.models_version = self.profiles_version = -1
+        """Grow with each change of `models`, `applications` or `accuracies`, and of `profiles`."""
         self.prefixes = PromptPrefixes()
         """Of the prompts that this process has sent."""
-        self.residency = ResidencyIndex(self.pods, self.prefixes)
         self.arrivals = ArrivalRates()
         """Of the requests that this process received."""
         self.queue_depths: dict[str, int] = {}
         """Requests queued in this process by model key; models with a queue only."""
-        self.eviction_prices = EvictionPrices(
-            self.pods, self.residency, self.arrivals, self.queue_depths
-        )
-        self.profiles: dict[ModelName, dict[str, Profile]] = {}
-        """Profiles of the generation that was profiled last, by model and product; the product is
-        empty for a profile that an older version of Pilotlight wrote."""
-        self.profiles_version = 0
-        """Grows with every change of `profiles`."""
-        self.wanted: WantedPods | None = None
-        """The pods that the autoscaler wants; None before its first decision."""
-        self.placement: PlacementRecord | None = None
-        """Which models share which accelerators; None: nothing is placed."""
-        self.rules: TenantRules | None = None
-        """For the pool's tenants; None: there are none in the registry."""
         self.has_queue = False
         """Whether requests are queued at any gateway, as published; pods do not know."""
-        self.queued_steps: dict[str, QueuedSteps] = {}
-        """By pod that has steps of workflows; those of all schedulers."""
         self.policy_memory: dict[str, dict[str, Any]] = {}
         """What routing policies of plug-ins keep: by model key, then by the policy's name."""
+        self.clear()
 
     @property
     def has_server(self) -> bool:
@@ -91,16 +66,28 @@ class ClusterState:
         self.profiles_version += 1
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
-        self.models, self.bases = {}, {}
-        self.applications, self.accuracies = {}, {}
+        self.models: dict[ModelName, ModelRecord] = {}
+        self.bases: dict[str, ModelName] = {}
+        """By the key of an adapter."""
+        self.applications: dict[ModelName, ApplicationSpec] = {}
+        self.accuracies: dict[ModelName, AccuracyProfile] = {}
+        """Of the generation that was profiled last, by model."""
         self.prefixes.clear()
         self.residency = ResidencyIndex(self.pods, self.prefixes)
         self.eviction_prices = EvictionPrices(
             self.pods, self.residency, self.arrivals, self.queue_depths
         )
-        self.profiles = {}
-        self.wanted = self.placement = self.rules = None
-        self.queued_steps = {}
+        self.profiles: dict[ModelName, dict[str, Profile]] = {}
+        """Profiles of the generation that was profiled last, by model and product; the product is
+        empty for a profile that an older version of Pilotlight wrote."""
+        self.wanted: WantedPods | None = None
+        """The pods that the autoscaler wants; None before its first decision."""
+        self.placement: PlacementRecord | None = None
+        """Which models share which accelerators; None: nothing is placed."""
+        self.rules: TenantRules | None = None
+        """For the pool's tenants; None: there are none in the registry."""
+        self.queued_steps: dict[str, QueuedSteps] = {}
+        """By pod that has steps of workflows; those of all schedulers."""
 
     @property
     def expected_rates(self) -> ExpectedRates:
@@ -377,28 +364,17 @@ class ChangeApplier:
         if not stored:
             del self.state.profiles[name]
 
-    def _apply_application(self, version: int, text: str, spec: str | bool) -> None:
-        if not self._is_old(version, "application", text):
-            _replace(self.state, self.state.applications, ApplicationSpec, text, spec)
-
-    def _apply_accuracy(self, version: int, text: str, profile: str | bool) -> None:
-        if not self._is_old(version, "accuracy", text):
-            _replace(self.state, self.state.accuracies, AccuracyProfile, text, profile)
-
-
-def _replace(
-    state: ClusterState,
-    known: dict[ModelName, _Value],
-    kind: type[_Value],
-    text: str,
-    stored: str | bool,
-) -> None:
-    """Of what belongs to a name; False: it has none any more."""
-    name = ModelName.parse(text)
-    state.models_version += 1
-    known.pop(name, None)
-    if isinstance(stored, str):
-        known[name] = decode(kind, stored)
+    def _apply_named(
+        self, version: int, text: str, stored: str | bool, *, kind: type, field: str
+    ) -> None:
+        """Of what belongs to a name, in a field of the state; False: it has none any more."""
+        if self._is_old(version, field, text):
+            return
+        name, known = ModelName.parse(text), getattr(self.state, field)
+        self.state.models_version += 1
+        known.pop(name, None)
+        if isinstance(stored, str):
+            known[name] = decode(kind, stored)
 
 
 _APPLIERS: Final[Mapping[str, Callable[..., None]]] = {
@@ -410,8 +386,8 @@ _APPLIERS: Final[Mapping[str, Callable[..., None]]] = {
     "samples": ChangeApplier._apply_samples,
     "forget": lambda applier, _, key: applier.state.forget(key),
     "profile": ChangeApplier._apply_profile,
-    "application": ChangeApplier._apply_application,
-    "accuracy": ChangeApplier._apply_accuracy,
+    "application": partial(ChangeApplier._apply_named, kind=ApplicationSpec, field="applications"),
+    "accuracy": partial(ChangeApplier._apply_named, kind=AccuracyProfile, field="accuracies"),
     "steps": ChangeApplier._apply_steps,
     "speed": ChangeApplier._apply_speed,
     "slots": ChangeApplier._apply_slots,

@@ -99,6 +99,7 @@ _MISSING: Final = object()
 _OPERATORS: Final = ("==", "!=", "<=", ">=", "!%", "=", "<", ">", "%")
 _COMPARISONS: Final = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ALLOWED: Final = (
     'keys, indexes, `*`, `?`, `#`, `#(key=="value")`, `|`, `@this` and `[@this]` are allowed'
 )
@@ -201,13 +202,8 @@ def _end_of_bracket(text: str, begin: int) -> int:
 
 
 def _end_of_quote(text: str, begin: int) -> int:
-    at = begin + 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
-        elif text[at] == '"':
-            return at + 1
-        at += 1
+    if quoted := _QUOTED.match(text, begin):
+        return quoted.end()
     raise BadPathError(f"has a quote that is not closed: {text[begin : begin + 40]!r}")
 
 
@@ -380,17 +376,7 @@ def _compare(left: Any, operator: str, right: Any) -> bool:
 
 def _compare_boolean(value: bool, operator: str, text: str) -> bool:
     """False is before true; what is neither is unequal to both, and true is not before it."""
-    match operator, value:
-        case "==", _:
-            return text == str(value).lower()
-        case "!=", _:
-            return text != str(value).lower()
-        case ">", True:
-            return text == "false"
-        case ">=", True:
-            return True
-        case "<", False:
-            return text == "true"
-        case "<=", False:
-            return True
-    return False
+    if operator in ("==", "!="):
+        return (text == str(value).lower()) is (operator == "==")
+    strictly, other = (">", "false") if value else ("<", "true")
+    return operator == f"{strictly}=" or (operator == strictly and text == other)

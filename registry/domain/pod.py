@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 
@@ -154,18 +153,7 @@ def best_rows(points: Sequence[ProfilePoint]) -> int:
     return min(point.rows for point in points if point.rows_per_s >= NEAR_PEAK_RATIO * highest)
 
 
-def busy_pct(point: ProfilePoint) -> float:
-    """Busy multiprocessors or cores, in %; 100 if not measured."""
-    return 100.0 if point.sm_utilization_pct is None else point.sm_utilization_pct
-
-
-def mean_busy_pct(points: Sequence[ProfilePoint]) -> float:
-    """Mean of `busy_pct` over batch sizes; 100 without points."""
-    return fmean(map(busy_pct, points)) if points else 100.0
-
-
 LEASE_TTL_S: Final = 3.0
-HEARTBEAT_S: Final = 1.0
 CPU_SLOTS: Final = 8
 """Slots of a CPU pod without profiles; with profiles, the limit of slots per core.
 

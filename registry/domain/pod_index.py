@@ -1,12 +1,13 @@
 """Pods with a free slot by load and by free memory, and models by pod, updated incrementally.
 
 Policies ask a pool of a thousand pods, per request, for the least loaded pod and for the one where
-a cold start is cheapest. Pods are kept in groups of equal rank, each group in the order of names.
+a cold start is cheapest.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from registry.domain.estimates import KindEstimates, Measurements
@@ -30,67 +31,112 @@ def free_memory_rank(pod: Any) -> Rank:
     return (-pod.free_bytes, *load_rank(pod))
 
 
-class PodRanking:
-    """The pods of one pool that can be any model's entry pod, by a rank; ties by name."""
+def work_rank(pod: PodState) -> Rank:
+    """Fewest inferences first, then fewest slots taken."""
+    return pod.inferring, pod.slots_busy
+
+
+_FEW: Final = 4
+"""Pods up to which sorting them is faster than to move those that have changed."""
+_Ranked = tuple[Rank, str, PodState]
+_rank: Final = itemgetter(0)
+
+
+class RankedPods:
+    """Those of some pods with a free slot, by a rank and then by name.
+
+    Updated as they change rather than sorted per request.
+    """
+
+    __slots__ = ("_changes", "_count", "_entries", "_is_one", "_pods", "_rank_of", "_ranked")
 
     def __init__(
-        self, pods: Mapping[str, PodState], changes: ChangeLog, rank_of: Callable[[PodState], Rank]
+        self,
+        pods: Collection[PodState],
+        changes: ChangeLog,
+        rank_of: Callable[[PodState], Rank],
+        is_one: Callable[[PodState], bool],
     ) -> None:
-        self._changes = changes
-        self._count = 0
-        """Changes that the groups follow."""
+        """`is_one`: whether a pod that has changed is one of `pods`, and may be ranked."""
         self._pods = pods
+        self._changes = changes
         self._rank_of = rank_of
-        self._rank: dict[PodState, Rank] = {}
-        self._groups: dict[Rank, list[str]] = {}
-        self._ranks: list[Rank] = []
-        """The keys of `_groups`, ascending."""
+        self._is_one = is_one
+        self._count = -1
+        """Changes that the order follows."""
+        self._ranked: list[_Ranked] = []
+        self._entries: dict[PodState, _Ranked] = {}
+        """Of `_ranked`, unless they are few."""
 
-    def first(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
+    def pick(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
         """A pod of the lowest rank; among equals, `draw` in [0, 1) picks in the order of names.
 
         None where no pod has a free slot and a name outside `excluded`.
         """
-        if self._count != self._changes.count:
-            self._update_groups()
-        for rank in self._ranks:
-            names = self._groups[rank]
-            if excluded:
-                names = _without(names, excluded)
-            if names:
-                return self._pods[names[int(draw * len(names))]]
+        self._update()
+        ranked, begin = self._ranked, 0
+        while begin < len(ranked):
+            rank = ranked[begin][0]
+            end = bisect_right(ranked, rank, begin, key=_rank)
+            places = [(bisect_left(ranked, (rank, name), begin, end), name) for name in excluded]
+            left_out = sorted(at for at, name in places if at < end and ranked[at][1] == name)
+            if count := end - begin - len(left_out):
+                chosen = begin + int(draw * count)
+                for at in left_out:
+                    chosen += at <= chosen
+                return ranked[chosen][2]
+            begin = end
         return None
 
-    def _update_groups(self) -> None:
-        pods, ranks, rank_of = self._pods, self._rank, self._rank_of
-        changed = self._changes.since(self._count, len(pods) + len(ranks))
-        self._count = self._changes.count
-        for pod in changed if changed is not None else {*ranks, *pods.values()}:
-            is_ranked = pod.has_free_slot and pods.get(pod.name) is pod and not pod.placed_model
-            rank = rank_of(pod) if is_ranked else None
-            before = ranks.get(pod)
-            if rank != before:
-                if before is not None:
-                    self._remove(pod, before)
-                if rank is not None:
-                    self._insert(pod, rank)
+    def _update(self) -> None:
+        count, pods, entries = self._changes.count, self._pods, self._entries
+        if count == self._count:
+            return
+        changed = None
+        if len(pods) > _FEW and self._count >= 0 and len(entries) == len(self._ranked):
+            changed = self._changes.since(self._count, len(pods) + len(entries))
+        self._count = count
+        if changed is None:
+            ranked = [self._entry(pod) for pod in pods if pod.has_free_slot and self._is_one(pod)]
+            ranked.sort()
+            self._ranked = ranked
+            self._entries = {entry[2]: entry for entry in ranked} if len(pods) > _FEW else {}
+            return
+        for pod in changed:
+            if (before := entries.pop(pod, None)) is not None:
+                del self._ranked[bisect_left(self._ranked, before)]
+        for pod in changed:
+            if pod.has_free_slot and self._is_one(pod):
+                entry = entries[pod] = self._entry(pod)
+                insort(self._ranked, entry)
 
-    def _insert(self, pod: PodState, rank: Rank) -> None:
-        self._rank[pod] = rank
-        names = self._groups.get(rank)
-        if names is None:
-            self._groups[rank] = [pod.name]
-            insort(self._ranks, rank)
-        else:
-            insort(names, pod.name)
+    def _entry(self, pod: PodState) -> _Ranked:
+        return self._rank_of(pod), pod.name, pod
 
-    def _remove(self, pod: PodState, rank: Rank) -> None:
-        del self._rank[pod]
-        names = self._groups[rank]
-        del names[bisect_left(names, pod.name)]
-        if not names:
-            del self._groups[rank]
-            del self._ranks[bisect_left(self._ranks, rank)]
+
+class FreePods(RankedPods):
+    """Those with a free slot: fewest inferences first, then fewest slots taken, then by name."""
+
+    __slots__ = ("_only",)
+
+    def __init__(self, pods: Sequence[PodState], changes: ChangeLog) -> None:
+        among = frozenset(pods)
+        super().__init__(among, changes, work_rank, among.__contains__)
+        self._only = pods[0] if len(pods) == 1 else None
+
+    def are_all(self) -> bool:
+        """Whether none of the pods is full."""
+        if self._only is not None:
+            return self._only.has_free_slot
+        self._update()
+        return len(self._ranked) == len(self._pods)
+
+    def first(self, count: int) -> list[PodState]:
+        """The first `count` of them, or fewer."""
+        if self._only is not None:
+            return [self._only] if self._only.has_free_slot else []
+        self._update()
+        return [entry[2] for entry in self._ranked[:count]]
 
 
 class PodIndex(dict[str, "PodState"]):
@@ -110,8 +156,11 @@ class PodIndex(dict[str, "PodState"]):
         """`accepting_changes.count` when `_fastest` was built."""
         self._by_uuid: dict[str, list[PodState]] = {}
         """Pods that share an accelerator."""
-        self._by_load = PodRanking(self, self.changes, load_rank)
-        self._by_free_memory = PodRanking(self, self.changes, free_memory_rank)
+        self.by_load, self.by_free_memory = (
+            RankedPods(self.values(), self.changes, rank_of, self._takes_any)
+            for rank_of in (load_rank, free_memory_rank)
+        )
+        """Those that can be any model's entry pod."""
 
     def __setitem__(self, name: str, pod: PodState) -> None:
         if (before := self.get(name)) is not None:
@@ -163,85 +212,8 @@ class PodIndex(dict[str, "PodState"]):
         pod.accepting_changes = ChangeCounter()
         self.accepting_changes.count += 1
 
-    def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The least loaded pod with a free slot; see `PodRanking.first`."""
-        return self._by_load.first(draw, excluded)
-
-    def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
-        """The pod with a free slot and the most free memory, then the least loaded."""
-        return self._by_free_memory.first(draw, excluded)
-
-
-def _without(names: list[str], excluded: Collection[str]) -> list[str]:
-    if 8 * len(excluded) > len(names):
-        return [name for name in names if name not in excluded]
-    left = names.copy()
-    for name in excluded:
-        at = bisect_left(left, name)
-        if at < len(left) and left[at] == name:
-            del left[at]
-    return left
-
-
-_FEW: Final = 4
-"""Pods up to which sorting them is faster than to move those that have changed."""
-_Ranked = tuple[int, int, str, "PodState"]
-
-
-class FreePods:
-    """Those with a free slot: fewest inferences first, then fewest slots taken, then by name.
-
-    Updated as counts change rather than sorted per request.
-    """
-
-    __slots__ = ("_changes", "_count", "_entries", "_only", "_pods", "_ranked")
-
-    def __init__(self, pods: Sequence[PodState], changes: ChangeLog) -> None:
-        self._pods = frozenset(pods)
-        self._only = pods[0] if len(pods) == 1 else None
-        self._changes = changes
-        self._count = -1
-        """Changes that the order follows."""
-        self._ranked: list[_Ranked] = []
-        self._entries: dict[PodState, _Ranked] = {}
-
-    def are_all(self) -> bool:
-        """Whether none of the pods is full."""
-        if self._only is not None:
-            return self._only.has_free_slot
-        self._update()
-        return len(self._ranked) == len(self._pods)
-
-    def first(self, count: int) -> list[PodState]:
-        """The first `count` of them, or fewer."""
-        if self._only is not None:
-            return [self._only] if self._only.has_free_slot else []
-        self._update()
-        return [entry[3] for entry in self._ranked[:count]]
-
-    def _update(self) -> None:
-        count = self._changes.count
-        if count == self._count:
-            return
-        pods, changed = self._pods, None
-        if len(pods) > _FEW and self._count >= 0:
-            changed = self._changes.since(self._count, len(pods))
-        self._count = count
-        if changed is None:
-            ranked = [
-                (pod.inferring, pod.slots_busy, pod.name, pod) for pod in pods if pod.has_free_slot
-            ]
-            ranked.sort()
-            self._ranked = ranked
-            self._entries = {entry[3]: entry for entry in ranked} if len(pods) > _FEW else {}
-            return
-        for pod in changed & self._pods:
-            if (before := self._entries.pop(pod, None)) is not None:
-                del self._ranked[bisect_left(self._ranked, before)]
-            if pod.has_free_slot:
-                entry = (pod.inferring, pod.slots_busy, pod.name, pod)
-                self._entries[pod] = entry
-                insort(self._ranked, entry)
+    def _takes_any(self, pod: PodState) -> bool:
+        return self.get(pod.name) is pod and not pod.placed_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,7 +379,7 @@ class EvictionPrices:
 
     def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
         """What a load of this size costs others: `price_s`, `delay_s` and `queue_loss`."""
-        device = self._device(pod)
+        device = self.device(pod)
         cost_s = device.price_s(size_bytes) + device.delay_s(load_s, load_s)
         if self._queue_depths:
             cost_s += device.queue_loss(size_bytes, self._queue_depths).loss_s
@@ -387,20 +387,16 @@ class EvictionPrices:
 
     def price_s(self, pod: PodState, key: str) -> float:
         """What a load of this model evicts at the pod; see `_Device.price_s`."""
-        return self._device(pod).price_s(self.size_bytes(key, pod))
+        return self.device(pod).price_s(self.size_bytes(key, pod))
 
     def delay_s(self, pod: PodState, held_s: float) -> float:
         """What a load delays that is forecast beside those in progress; see `_Device.delay_s`."""
-        device = self._device(pod)
+        device = self.device(pod)
         return device.delay_s(held_s, held_s / (1 + device.loads))
-
-    def slot_price_s(self, pod: PodState, held_s: float) -> float:
-        """See `_Device.slot_price_s`."""
-        return self._device(pod).slot_price_s(held_s)
 
     def queue_loss(self, pod: PodState, key: str) -> QueueLoss:
         """What requests queued for the victims of a load of this model lose."""
-        return self._device(pod).queue_loss(self.size_bytes(key, pod), self._queue_depths)
+        return self.device(pod).queue_loss(self.size_bytes(key, pod), self._queue_depths)
 
     def later_gain_s(self, key: str, load_s: float) -> float:
         """What expected requests lose less with a first copy: its price, from the other side."""
@@ -408,13 +404,13 @@ class EvictionPrices:
 
     def has_room(self, pod: PodState, key: str) -> bool:
         """Whether a load of this model evicts none."""
-        return self._device(pod).short_bytes(self.size_bytes(key, pod)) <= 0
+        return self.device(pod).short_bytes(self.size_bytes(key, pod)) <= 0
 
     def is_spare(self, key: str, now_s: float) -> bool:
         """Whether a further copy leaves room for the models with requests that are nowhere yet."""
         if self._spare_s is None or not 0 <= now_s - self._spare_s < _SPARE_REFRESH_S:
             self._spare_s = now_s
-            free = [self._device(pod).free_bytes for pod in self._pods.values()]
+            free = [self.device(pod).free_bytes for pod in self._pods.values()]
             wanted = self._arrivals.models() | self._rates.keys()
             nowhere = [each for each in wanted if not self._residency.copies(each)]
             self._spare_bytes = sum([each for each in free if each > 0]) - sum(
@@ -422,7 +418,7 @@ class EvictionPrices:
             )
         return self.size_bytes(key) <= self._spare_bytes
 
-    def _device(self, pod: PodState) -> _Device:
+    def device(self, pod: PodState) -> _Device:
         if self._residency.device_changes:
             for name in self._residency.device_changes:
                 self._devices.pop(name, None)

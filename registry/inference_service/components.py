@@ -38,7 +38,8 @@ def component_problems(spec: Mapping[str, Any], name: ModelName, policy: ModelPo
             problems.append(f"{path} must be an object, was {shown(found)}")
             continue
         containers = found.get("containers")
-        if not _is_list_of_objects(containers) and (component == TRANSFORMER or containers):
+        is_list = isinstance(containers, list) and all(isinstance(e, dict) for e in containers)
+        if not (is_list and containers) and (component == TRANSFORMER or containers):
             problems.append(
                 f"{path}.containers must be a list with a container, was {shown(containers)}"
             )
@@ -82,10 +83,6 @@ def cluster_needs(spec: Mapping[str, Any]) -> str:
     if not spec.get(EXPLAINER) or spec[EXPLAINER].get("containers"):
         return ""
     return "spec.explainer has no containers: write KServe's explainer for art as one"
-
-
-def _is_list_of_objects(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
 _PATH: Final = "spec.predictor.logger"

@@ -21,6 +21,10 @@ _CREDENTIALS: Final = (
     "on one machine `pilotlight up` reads storage credentials from its environment, such as "
     "AWS_ACCESS_KEY_ID; on a cluster apply it with kubectl"
 )
+_OF_CLUSTER: Final = (
+    "ConfigMap", "ClusterRole", "ClusterRoleBinding", "LimitRange", "NetworkPolicy",
+    "ResourceQuota", "Role", "RoleBinding",
+)  # fmt: skip
 _CLUSTER_ONLY: Final = "only a cluster has it: apply it with kubectl"
 _VOLUME: Final = "on one machine a model's storageUri is a file:// folder in place of pvc://"
 _RUNTIME: Final = "pods of a pool have their own engines, and a model's files choose among them"
@@ -28,22 +32,10 @@ _CACHE: Final = "every node caches models by itself, in its pods' cache folder"
 LEFT_KINDS: Final[Mapping[str, str]] = {
     "Secret": _CREDENTIALS,
     "ServiceAccount": _CREDENTIALS,
-    "ConfigMap": _CLUSTER_ONLY,
     "Namespace": "a namespace exists here as soon as a model names it",
     "PersistentVolume": _VOLUME,
     "PersistentVolumeClaim": _VOLUME,
-    **dict.fromkeys(
-        (
-            "ClusterRole",
-            "ClusterRoleBinding",
-            "LimitRange",
-            "NetworkPolicy",
-            "ResourceQuota",
-            "Role",
-            "RoleBinding",
-        ),
-        _CLUSTER_ONLY,
-    ),
+    **dict.fromkeys(_OF_CLUSTER, _CLUSTER_ONLY),
     "ServingRuntime": _RUNTIME,
     "ClusterServingRuntime": _RUNTIME,
     "ClusterStorageContainer": "pods read the storage themselves: s3, gs, https, hf, pvc, file",
@@ -170,6 +162,11 @@ MAX_FIELDS: Final = 10_000
 """Of one mapping: merge keys of merge keys would multiply."""
 
 
+class _Unconstructed(yaml.constructor.ConstructorError):
+    def __init__(self, problem: str, node: yaml.Node) -> None:
+        super().__init__(None, None, problem, node.start_mark)
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses duplicate keys, text that JSON cannot carry, and what takes long to read."""
 
@@ -183,9 +180,7 @@ class _Loader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         super().flatten_mapping(node)
         if len(node.value) > MAX_FIELDS:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"more than {MAX_FIELDS} fields", node.start_mark
-            )
+            raise _Unconstructed(f"more than {MAX_FIELDS} fields", node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -194,18 +189,14 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} appears twice", key_node.start_mark
-                )
+                raise _Unconstructed(f"the key {key!r} appears twice", key_node)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"half a surrogate pair in {value!r}", node.start_mark
-            )
+            raise _Unconstructed(f"half a surrogate pair in {value!r}", node)
         return value
 
 

@@ -10,15 +10,7 @@ from typing import Any
 
 from common.shown_value import shown
 from registry.domain.application import KIND as APPLICATION
-from registry.domain.model import (
-    STOPPED,
-    EngineChoice,
-    ModelName,
-    ModelSpec,
-    Precision,
-    Task,
-    TaskOptions,
-)
+from registry.domain.model import STOPPED, EngineChoice, ModelName, ModelSpec, Precision, Task
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
@@ -118,14 +110,6 @@ def _not_an_object(place: str, document: object) -> str:
     return f"{place}: {problem}" if place else problem
 
 
-def _options(predictor: Predictor, parsed: ParsedAnnotations) -> TaskOptions:
-    """Those of the arguments, where no annotation says otherwise."""
-    options = predictor.arguments.options
-    return replace(
-        options, answers=parsed.answers or options.answers, scores=parsed.scores or options.scores
-    )
-
-
 def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
 
@@ -167,7 +151,7 @@ class _Reader:
         name = checks.head(document, api_version)
         metadata = checks.mapping(document, "metadata", required=False)
         predictor = self._predictor(document)
-        model = predictor.model
+        model, arguments = predictor.model, predictor.arguments
         annotations = self._strings(metadata, "annotations")
         is_stopped = annotations.get(STOP, "").lower() == "true"
         parsed = parse_annotations(annotations, predictor.policy)
@@ -202,8 +186,12 @@ class _Reader:
             policy=parsed.policy,
             annotations=tuple(sorted(annotations.items())),
             labels=tuple(sorted(labels.items())),
-            options=_options(predictor, parsed),
-            served_name=self._served_name(predictor, name),
+            options=replace(  # no annotation says otherwise
+                arguments.options,
+                answers=parsed.answers or arguments.options.answers,
+                scores=parsed.scores or arguments.options.scores,
+            ),
+            served_name="" if arguments.model_name == name.name else arguments.model_name,
             warnings=(*self._review(document), *predictor.warnings)[:_MAX_WARNINGS],
         )
         return None if checks.problems else spec
@@ -281,10 +269,6 @@ class _Reader:
                     f" allowed are {allowed.replace('_', '-')}"
                 )
         return tuple(arguments.engine)
-
-    def _served_name(self, predictor: Predictor, name: ModelName) -> str:
-        given = predictor.arguments.model_name
-        return "" if given == name.name else given
 
     def _task(self, predictor: Predictor, parsed: ParsedAnnotations) -> Task | None:
         by_argument = predictor.arguments.task

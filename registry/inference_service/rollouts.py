@@ -42,7 +42,9 @@ def rollout_of(spec: ModelSpec, models: Mapping[ModelName, ModelRecord]) -> Roll
     """What a declaration changes beside the models of now. Raises InvalidModel."""
     before, trial = models.get(spec.name), trial_of(spec.name, models)
     is_first = before is None or before.spec.generation == spec.generation
-    if is_first or spec.rollout_percent is None or _cannot_serve(before):
+    failure = None if before is None else before.failure
+    is_served = failure is None or not failure.is_permanent  # else KServe keeps no traffic there
+    if is_first or spec.rollout_percent is None or not is_served:
         return Rollout(spec, trial)
     name = ModelName(spec.name.namespace, spec.name.name + _SUFFIX)
     if (trial is None and name in models) or len(name.name) > 63:
@@ -86,8 +88,3 @@ def _patched(before: Any, patch: Any) -> Any:
     if not isinstance(before, dict) or not isinstance(patch, dict):
         return patch
     return {**before, **{key: _patched(before.get(key), patch[key]) for key in patch}}
-
-
-def _cannot_serve(record: ModelRecord | None) -> bool:
-    """Whether it is no ready revision, of which KServe keeps the traffic."""
-    return record is not None and record.failure is not None and record.failure.is_permanent

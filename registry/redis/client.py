@@ -83,10 +83,6 @@ class Registry:
 
     async def check_models(self, specs: Sequence[ModelSpec]) -> None:
         """Raises InvalidModel, naming models, if the pool cannot take them."""
-        await self._check_pool(specs)
-        await self._check_names(specs)
-
-    async def _check_pool(self, specs: Sequence[ModelSpec]) -> None:
         problems: list[str] = []
         if any(spec.policy.loading is not None for spec in specs):
             loading = await self._submit("loading")
@@ -94,19 +90,13 @@ class Registry:
         if any(spec.policy.placement is not None for spec in specs):
             planner = await self._submit("planner")
             problems += placement_problems(specs, self.pool, str(planner or ""))
+        problems += [
+            f"InferenceService {name}: metadata.name is that of an InferenceApplication; "
+            "variants need names of their own"
+            for name in await self._submit("taken", [str(spec.name) for spec in specs]) or ()
+        ]
         if problems:
             raise InvalidModel(problems)
-
-    async def _check_names(self, specs: Sequence[ModelSpec]) -> None:
-        taken = await self._submit("taken", [str(spec.name) for spec in specs])
-        if taken:
-            raise InvalidModel(
-                [
-                    f"InferenceService {name}: metadata.name is that of an InferenceApplication; "
-                    "variants need names of their own"
-                    for name in taken
-                ]
-            )
 
     async def put_applications(self, specs: Sequence[ApplicationSpec]) -> list[str]:
         """Declare applications; per application `created`, `configured` or `unchanged`.
@@ -131,11 +121,7 @@ class Registry:
 
     async def delete_applications(self, names: Iterable[ModelName]) -> list[ModelName]:
         """Delete applications; returns the names of those that did not exist."""
-        names = list(names)
-        existed = await asyncio.gather(
-            *(self._submit("delete_application", str(name)) for name in names)
-        )
-        return [name for name, found in zip(names, existed, strict=True) if not found]
+        return await self._delete("delete_application", names)
 
     async def put_accuracy(self, profile: AccuracyProfile) -> bool:
         """Store a variant's accuracy; False if its generation of the model is not declared."""
@@ -144,9 +130,11 @@ class Registry:
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
         """Delete models; returns the names of those that did not exist."""
+        return await self._delete("delete", names)
+
+    async def _delete(self, operation: str, names: Iterable[ModelName]) -> list[ModelName]:
         names = list(names)
-        futures = [self._submit("delete", str(name)) for name in names]
-        existed = await asyncio.gather(*futures)
+        existed = await asyncio.gather(*(self._submit(operation, str(name)) for name in names))
         return [name for name, found in zip(names, existed, strict=True) if not found]
 
     async def get_model(self, name: ModelName) -> ModelRecord | None:
@@ -158,7 +146,7 @@ class Registry:
 
         A Redis that cannot save, as on a full disk, shows pods as they last reported.
         """
-        versions, _, snapshot = await self.transactions.look()
+        versions, _, snapshot = await self.transactions.snapshot(is_kept_up=False)
         state = ClusterState()
         load_snapshot(state, versions.changes, snapshot)
         return state

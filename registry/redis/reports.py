@@ -198,11 +198,13 @@ async def read_copy_reports(
     Raises RegistryUnavailable. Pods of an older version are absent.
     """
     found = await registry.transactions.submit("copies")
-    return {str(pod): (float(at_ms) / 1000, _copies(text)) for pod, at_ms, text in found or ()}
-
-
-def _copies(text: str) -> dict[str, CopyReport]:
-    return {key: decode(CopyReport, each) for key, each in orjson.loads(text).items()}
+    return {
+        str(pod): (
+            float(at_ms) / 1000,
+            {key: decode(CopyReport, each) for key, each in orjson.loads(text).items()},
+        )
+        for pod, at_ms, text in found or ()
+    }
 
 
 async def read_gpu_readings(registry: Registry) -> dict[str, GpuReading]:

@@ -24,6 +24,8 @@ from registry.redis.redis_connection import RedisConnection
 _SNAPSHOT_HASHES: Final = (
     "models", "previous", "failures", "profiles", "applications", "accuracies",
 )  # fmt: skip
+_LATEST: Final = ("wanted", "expected", "placement", "steps", "speeds", "tenants")
+"""Parts of a snapshot after pods and samples, in the script's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,6 @@ class ServerScript:
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Snapshot:
     """What the script's `snapshot` returned, and the replies to `snapshot_reads`."""
     pods, samples, *latest = parts
-    wanted, expected, placement, steps, speeds, tenants, *_ = (
-        *latest, None, None, None, None, None, None,
-    )  # fmt: skip
     models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
     return Snapshot(
         pods=pods,
@@ -109,14 +108,9 @@ def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Sn
         ],
         samples=samples,
         profiles=[each for pair in profiles.items() for each in pair],
-        wanted=wanted,
-        expected=expected,
         applications=[*applications.items()],
         accuracies=[*accuracies.items()],
-        placement=placement,
-        steps=steps,
-        speeds=speeds,
-        tenants=tenants,
+        **dict(zip(_LATEST, latest, strict=False)),  # an older script returns fewer
     )
 
 

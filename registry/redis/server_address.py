@@ -119,19 +119,9 @@ def _passwords(parts: SplitResult) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
-def _authorities_file(parts: SplitResult) -> str:
-    return _query(parts).get(_AUTHORITIES, "")
-
-
-def _tls_options(parts: SplitResult) -> dict[str, Any]:
-    file = _authorities_file(parts)
-    return {"ssl": _uses_tls(parts), **({"ssl_ca_certs": file} if file else {})}
-
-
-def _sentinel_login(parts: SplitResult) -> dict[str, str]:
-    """User and password of Sentinels themselves, from the query."""
-    query = _query(parts)
-    return {name: query[key] for key, name in _SENTINEL_LOGIN.items() if key in query}
+def _tls_options(named: ServerAddress) -> dict[str, Any]:
+    file = named.authorities_file
+    return {"ssl": named.use_tls, **({"ssl_ca_certs": file} if file else {})}
 
 
 def _hidden(url: str) -> str:
@@ -162,7 +152,7 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
         port=0 if parts.scheme in ("unix", *_SENTINEL) else parts.port or 6379,
         path=unquote(parts.path) if parts.scheme == "unix" else "",
         use_tls=_uses_tls(parts),
-        authorities_file=_authorities_file(parts),
+        authorities_file=_query(parts).get(_AUTHORITIES, ""),
         username=unquote(parts.username) if parts.username else None,
         passwords=_passwords(parts),
         database=_database(parts),
@@ -176,7 +166,7 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S * (1 + len(_hosts(parts)))):
             if parts.scheme in _SENTINEL:
                 return await _ask_sentinels(parts, named)
-            return await _ask_cluster(parts, routing_key, named)
+            return await _ask_cluster(routing_key, named)
     except (redis.RedisError, RedisClusterException, OSError) as error:  # OSError: timeouts, too
         raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
 
@@ -209,12 +199,12 @@ async def _ask_sentinels(parts: SplitResult, named: ServerAddress) -> ServerAddr
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    service = parts.path.strip("/").partition("/")[0]
+    service, query = parts.path.strip("/").partition("/")[0], _query(parts)
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
         [_host_and_port(each, 26379) for each in _hosts(parts)],
         sentinel_kwargs={
-            **_sentinel_login(parts),
-            **_tls_options(parts),
+            **{name: query[key] for key, name in _SENTINEL_LOGIN.items() if key in query},
+            **_tls_options(named),
             "socket_timeout": DISCOVERY_TIMEOUT_S,
             "socket_connect_timeout": DISCOVERY_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),  # ask the next Sentinel instead
@@ -228,7 +218,7 @@ async def _ask_sentinels(parts: SplitResult, named: ServerAddress) -> ServerAddr
     return replace(named, host=str(host), port=int(port))
 
 
-async def _ask_cluster(parts: SplitResult, routing_key: str, named: ServerAddress) -> ServerAddress:
+async def _ask_cluster(routing_key: str, named: ServerAddress) -> ServerAddress:
     import redis.asyncio
 
     cluster = redis.asyncio.RedisCluster(
@@ -236,7 +226,7 @@ async def _ask_cluster(parts: SplitResult, routing_key: str, named: ServerAddres
         port=named.port,
         username=named.username,
         password=named.passwords[0] if named.passwords else None,
-        **_tls_options(parts),
+        **_tls_options(named),
         socket_timeout=DISCOVERY_TIMEOUT_S,
         socket_connect_timeout=DISCOVERY_TIMEOUT_S,
     )

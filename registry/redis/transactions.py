@@ -119,15 +119,12 @@ class Transactions:
         """Reach Redis, which changes nothing there. Raises RegistryUnavailable."""
         await self._connection.connect(REPLY_TIMEOUT_S)
 
-    async def snapshot(self) -> tuple[ChannelVersions, int, Snapshot]:
-        """The versions, the registry's time in ms, and the whole state of the pool."""
-        return await self._read_state("snapshot")
+    async def snapshot(self, *, is_kept_up: bool = True) -> tuple[ChannelVersions, int, Snapshot]:
+        """The versions, the registry's time in ms, and the whole state of the pool.
 
-    async def look(self) -> tuple[ChannelVersions, int, Snapshot]:
-        """A snapshot that is not kept up to date, also of a Redis that refuses to write."""
-        return await self._read_state("look")
-
-    async def _read_state(self, operation: str) -> tuple[ChannelVersions, int, Snapshot]:
+        Not `is_kept_up`: a look at it, also in a Redis that refuses to write.
+        """
+        operation = "snapshot" if is_kept_up else "look"
         reads = self._script.snapshot_reads()
         versions, now_ms, parts, hashes = await self._run_alone(
             (operation,), SNAPSHOT_TIMEOUT_S, *reads

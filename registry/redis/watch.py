@@ -229,7 +229,12 @@ class ClusterWatch:
         self._buffered_messages = messages
         self._buffered_replies.clear()
         try:
-            versions, now_ms, snapshot = await self._read_snapshot()
+            transactions = self.registry.transactions
+            versions, now_ms, snapshot = await (
+                transactions.snapshot()
+                if self._channel == "changes"
+                else take_shared_snapshot(transactions)
+            )
         finally:
             self._buffered_messages = None
         self._pushed_version = self._version_of(versions)
@@ -242,12 +247,6 @@ class ClusterWatch:
         for payload in messages:
             self._on_message(payload)
         self._notify()
-
-    async def _read_snapshot(self) -> tuple[ChannelVersions, int, Snapshot]:
-        transactions = self.registry.transactions
-        if self._channel == "changes":
-            return await transactions.snapshot()
-        return await take_shared_snapshot(transactions)
 
     def _on_message(self, payload: bytes) -> None:
         if self._buffered_messages is not None:

@@ -13,7 +13,6 @@ from pilotlight.commands.profile_application import examples_for
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from registry.domain.application import DEFAULT_K
 from research.looks.training import train, write_sneakpeek
 from variants.labelled_examples import LabelledExamples
 from variants.look_files import ARRAYS, FACTS
@@ -46,7 +45,7 @@ def train_sneakpeek(
     validation: Annotated[
         Path | None, typer.Option(help="Examples to profile on. Default: a quarter of each class.")
     ] = None,
-    k: Annotated[int, typer.Option(min=1, max=100, help="Neighbours.")] = DEFAULT_K,
+    k: Annotated[int, typer.Option(min=1, max=100, help="Neighbours.")] = 5,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the trained files.")] = Path(
         "sneakpeek"
     ),

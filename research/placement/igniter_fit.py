@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.placement.problem import WHOLE_PCT
-from registry.domain.pod import Profile, ProfilePoint, busy_pct
+from registry.domain.pod import Profile, ProfilePoint
 from research.placement.igniter_model import (
     HardwareCoefficients,
     IgniterFit,
@@ -41,6 +41,16 @@ _MIN_BATCHES: Final = 3
 _OFFSET_STEP: Final = 0.5
 _OFFSETS: Final = np.arange(-9.0, 50.0, _OFFSET_STEP)
 """Values of k4 that are tried: it must stay above the negated smallest share."""
+
+
+def busy_pct(point: ProfilePoint) -> float:
+    """Busy multiprocessors or cores, in %; 100 if not measured."""
+    return 100.0 if point.sm_utilization_pct is None else point.sm_utilization_pct
+
+
+def mean_busy_pct(points: Sequence[ProfilePoint]) -> float:
+    """Mean of `busy_pct` over batch sizes; 100 without points."""
+    return fmean(map(busy_pct, points)) if points else 100.0
 
 
 @dataclass(frozen=True, slots=True)

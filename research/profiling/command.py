@@ -19,9 +19,10 @@ from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.domain.pod import PairFactor, ShareFactor, best_rows, mean_busy_pct
+from registry.domain.pod import PairFactor, ShareFactor, best_rows
 from registry.domain.pod_state import PodState
 from registry.domain.records import decode_profile
+from research.placement.igniter_fit import mean_busy_pct
 
 app = typer.Typer()
 

@@ -108,31 +108,11 @@ def place_greedily(
     return steps
 
 
-def best_of_all(
-    problem: PlanningProblem, groups: Sequence[Ints], max_plans: int
-) -> list[int] | None:
-    """The best of all orders of groups and all choices for each; None: more than `max_plans`."""
-    return _Search(problem, groups, max_plans).all()
-
-
-def search(
-    problem: PlanningProblem,
-    groups: Sequence[Ints],
-    starts: Sequence[Sequence[int]],
-    max_plans: int,
-) -> list[int]:
-    """The best plan found from any start; each has the requests of a group together.
-
-    Later starts get what is left of `max_plans`, random changes what those leave.
-    """
-    found = _Search(problem, groups, max_plans)
-    return found.all() or found.improved(starts)
-
-
-class _Search:
+class PlanSearch:
     """Plans are [groups]: a group's number * the number of choices + its choice, in their order."""
 
     def __init__(self, problem: PlanningProblem, groups: Sequence[Ints], budget: int) -> None:
+        """`budget`: the most plans."""
         self._problem = problem
         self._budget = budget
         self._most = problem.variant.shape[1]
@@ -148,7 +128,7 @@ class _Search:
         """[requests]: the place among members."""
 
     def all(self) -> list[int] | None:
-        """The best of all plans; None: they are more than the budget."""
+        """The best of all orders and choices; None: they are more than the budget."""
         count = len(self._counts)
         orders = math.factorial(count)
         if orders > self._budget or orders * math.prod(self._counts.tolist()) > self._budget:
@@ -159,7 +139,13 @@ class _Search:
         _, values = self._evaluated(plans)
         return self._as_list(plans[int(np.argmax(values))])
 
-    def improved(self, starts: Sequence[Sequence[int]]) -> list[int]:
+    def best(self, starts: Sequence[Sequence[int]]) -> list[int]:
+        """The best of all, else that found from any start, which has each group together.
+
+        Later starts get what is left of the budget, random changes what those leave.
+        """
+        if (best_of_all := self.all()) is not None:
+            return best_of_all
         found = [self._descend(self._groups_of(np.array(start))) for start in starts]
         plan, value = max(found, key=lambda each: each[1])  # the first of equally good ones
         rng = np.random.default_rng(_SEED)
@@ -377,13 +363,13 @@ def _grouped(problem: PlanningProblem) -> list[int]:
 def _group_plan(problem: PlanningProblem, groups: Sequence[Ints]) -> list[int]:
     greedy = place_greedily(problem, share_among_workers(problem, groups))
     if problem.has_one_worker and len(groups) <= problem.options.max_exact_groups:
-        return search(problem, groups, [greedy], _GROUP_PLANS)
+        return PlanSearch(problem, groups, _GROUP_PLANS).best([greedy])
     return greedy
 
 
 def _exact(problem: PlanningProblem) -> list[int]:
     """Of a window that is too large, the plan of `refined`: users choose policies by a header."""
-    return best_of_all(problem, by_arrival(problem), _EXACT_PLANS) or _refined(problem)
+    return PlanSearch(problem, by_arrival(problem), _EXACT_PLANS).all() or _refined(problem)
 
 
 def _refined(problem: PlanningProblem) -> list[int]:
@@ -391,7 +377,7 @@ def _refined(problem: PlanningProblem) -> list[int]:
         return _lo_edf(problem)
     starts = (_grouped(problem), _lo_priority(problem), _lo_edf(problem))
     budget = problem.options.max_evaluations * max(1, _FEW // len(problem.requests))
-    return search(problem, by_arrival(problem), starts, budget)
+    return PlanSearch(problem, by_arrival(problem), budget).best(starts)
 
 
 _RULES: Final[Mapping[str, Callable[[PlanningProblem], list[int]]]] = {

@@ -154,11 +154,6 @@ def load_seconds(state: ClusterState, pod: PodState, key: str, now_s: float) -> 
     return max(seconds, 1e-6)
 
 
-def requests_seconds(pod: PodState, steps: int) -> float:
-    """Work on the device that is no step: the registry knows how many requests that is."""
-    return max(0, pod.inferring - steps) * ASSUMED_REQUEST_S
-
-
 def holders_by_model(
     state: ClusterState, pods: Mapping[str, int], models: Sequence[str]
 ) -> dict[str, list[int]]:
@@ -261,7 +256,8 @@ class PodQueues:
         known = {key: count for key, count in queued.counts.items() if self._is_declared(key)}
         sent = Counter(step.model for step in own if step.sent_s is not None)
         foreign = foreign_steps(known, sent, min(0.0, queued.since_s - now_s))
-        requests_s = requests_seconds(pod, max(sum(known.values()), sent.total()))
+        steps = max(sum(known.values()), sent.total())
+        requests_s = max(0, pod.inferring - steps) * ASSUMED_REQUEST_S  # what is no step
         return device_queue([*own, *foreign], self.costs_by_key, foreign_s=requests_s)
 
     def _is_declared(self, key: str) -> bool:

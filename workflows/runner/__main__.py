@@ -39,6 +39,7 @@ from workflows.runner.execution import (
     RunStuck,
     Workflow,
     current_run,
+    line_of,
 )
 from workflows.runner.graph import graph_workflow
 
@@ -171,7 +172,7 @@ class Runner:
         except BadDefinitionError as error:
             return _refused(str(error), None)
         except BaseException as error:  # whatever a user's file raises
-            return _refused(f"{type(error).__name__}: {error}", _line_of(error))
+            return _refused(f"{type(error).__name__}: {error}", line_of(error))
         return {
             "type": "loaded",
             "parameters": parameters,
@@ -266,15 +267,6 @@ class Runner:
 
 def _refused(message: str, line: int | None) -> dict[str, Any]:
     return {"type": "refused", "message": message[:1000], "line": line}
-
-
-def _line_of(error: BaseException) -> int | None:
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == FILENAME:
-            found = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return found
 
 
 def main() -> None:

@@ -380,12 +380,16 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
-def _where(error: BaseException) -> dict[str, Any]:
+def line_of(error: BaseException) -> int | None:
     """Line of the workflow's file where an error came from."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME
-    ]
-    return {"line": frames[-1].lineno} if frames else {}
+    steps = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in steps if frame.f_code.co_filename == FILENAME]
+    return lines[-1] if lines else None
+
+
+def _where(error: BaseException) -> dict[str, Any]:
+    line = line_of(error)
+    return {} if line is None else {"line": line}
 
 
 FILENAME: Final = "<workflow>"

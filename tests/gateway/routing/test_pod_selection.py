@@ -47,8 +47,8 @@ def test_the_index_finds_the_pod_that_a_scan_finds_after_every_change(
             (least_loaded(free, draw), most_free_memory(free, draw)) if free else (None, None)
         )
         assert (
-            state.pods.least_loaded(draw, excluded),
-            state.pods.most_free_memory(draw, excluded),
+            state.pods.by_load.pick(draw, excluded),
+            state.pods.by_free_memory.pick(draw, excluded),
         ) == expected
 
 

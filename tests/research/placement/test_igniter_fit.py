@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import PlanParams, Workload
-from registry.domain.pod import PairFactor, Profile, ProfilePoint, ShareFactor, mean_busy_pct
+from registry.domain.pod import PairFactor, Profile, ProfilePoint, ShareFactor
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import FIT
-from research.placement.igniter_fit import fit_profile
+from research.placement.igniter_fit import fit_profile, mean_busy_pct
 from research.placement.igniter_model import NAME, Resident, predict, slower
 from tests.research.placement.igniter_cases import fitted
 

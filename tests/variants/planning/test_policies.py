@@ -19,6 +19,7 @@ from variants.planning.planning_problem import evaluated, mean_utility, plan_of,
 from variants.planning.search import (
     FULL,
     PLAIN,
+    PlanSearch,
     by_application,
     by_arrival,
     by_deadline,
@@ -177,7 +178,7 @@ def test_changes_that_help_alone_are_made_together() -> None:
     worst = [min(each, key=problem.accuracy.take) for each in _steps(problem)]
     changes = 12 * 2
     best = problem.accuracy.max(axis=1).sum()
-    improved = search.search(problem, by_arrival(problem), [worst], max_plans=3 * changes)
+    improved = PlanSearch(problem, by_arrival(problem), 3 * changes).best([worst])
     assert mean_utility(problem, improved) * 12 == pytest.approx(best)
 
 
@@ -191,7 +192,7 @@ def test_exact_is_refined_for_windows_that_are_too_large() -> None:
 def test_what_is_not_done_within_its_budget_is_not_begun() -> None:
     window = random_window(9, requests=20, applications=5, variants=40)
     problem = planning_problem(window, PLAIN)
-    assert search.best_of_all(problem, by_arrival(problem), 1_000_000) is None
+    assert PlanSearch(problem, by_arrival(problem), 1_000_000).all() is None
     assert len(plan_window(SelectionPolicy.GROUPED, window).assignments) == 20
 
 
