@@ -119,7 +119,7 @@ class PickedRequest(Request):
                 and b"%b: " % name not in forwarded
             ],
         )
-        telemetry.served(outcome)
+        telemetry.ended(outcome)
 
     def _settle(self, placement: Placement, response: PodResponse, *, is_elsewhere: bool) -> None:
         """Avoid a pod that did not execute the request, whoever did."""

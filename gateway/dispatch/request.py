@@ -44,7 +44,7 @@ from gateway.http.pod_response import FIRST_ERROR, PodResponse
 from gateway.http.prompts import read_prompt
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.event_log import LoggedRequest
-from gateway.telemetry.recent_requests import RecentRequest, StageTimings
+from gateway.telemetry.recent_requests import RecentRequest, StageTimings, error_message
 from registry.domain.estimates import size_class
 from registry.domain.pod_state import PodState
 
@@ -322,7 +322,7 @@ class Request:
         client.start_response(response.status, lines, connection.length)
         self._forward_body()
         # After the write: off its path.
-        telemetry.served(outcome, self._error_body)
+        telemetry.ended(outcome._replace(error=error_message(self._error_body)))
         if connection.length:  # it is complete at the pod: a slow client holds no slot
             self._release(placement)
         while not self._is_forwarded:

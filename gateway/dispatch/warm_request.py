@@ -338,7 +338,7 @@ class WarmRequest(Reservation):
         self._release()  # before the client can send its next request
         self._connection.transport.write(b"".join((head, *chunks)))
         self.response_complete = True
-        telemetry.served(
+        telemetry.ended(
             RecentRequest(
                 request_id,
                 time.time(),
@@ -367,8 +367,10 @@ class WarmRequest(Reservation):
         self.entry.add_pending(count, count)
 
     def _release(self) -> None:
-        self._end_timer()
-        self.release_body()
+        if self._timer is not None:
+            self._end_timer()
+        if self._counted_bytes:
+            self.release_body()
         self.is_begun, context = False, self._path.context
         if self._placement is not None:
             context.placer.release(self._placement)

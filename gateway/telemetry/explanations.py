@@ -60,12 +60,13 @@ def _beside(
     taken: RoutingOption, request: RequestView, cluster: ClusterState, now_s: float
 ) -> list[RoutingOption]:
     """Another pod that has the model, and a load at one that has not, where there are."""
-    warm, found = cluster.warm(request.key), []
-    others = [pod for pod in warm if pod.name != taken.predict]
+    serving, found = cluster.residency.serving(request.key), []
+    others = [pod for pod in serving.warm if pod.name != taken.predict]
     if soonest := run_soonest(others, request, cluster, now_s):
         found.append(run_here("colocate", soonest, Reason.WARM, LoadMode.WARM))
-    if cold := cold_start(request, cluster, warm, cluster.warming(request.key), now_s):
-        found.append(cold)
+    if serving.may_be_more:
+        cold = cold_start(request, cluster, serving.warm, serving.warming, now_s)
+        found += [cold] if cold else []
     return found
 
 
@@ -86,9 +87,11 @@ def _way(
 
 
 MAX_EXPLANATIONS: Final = 4096
-MAX_WEIGHED: Final = 50
-"""Requests in a second that were decided without a comparison and whose ways are weighed for their
+MAX_WEIGHED: Final = 10
+"""Requests at once that were decided without a comparison and whose ways are weighed for their
 explanation: that takes longer than their decision. Of further ones only the decision is kept."""
+_WEIGH_EVERY_S: Final = 0.02
+"""After which another one is weighed."""
 _SAME_S: Final = 0.001
 _MAX_CANDIDATES: Final = 32
 _MAX_APPLICATIONS: Final = 256
@@ -138,8 +141,9 @@ class Explanations:
         self.gateway = gateway
         """Name of this gateway; the others of its pool have records of their own."""
         self._max_explanations = max_explanations
-        self._weighed_since_s = -1.0
-        self._weighed = 0
+        self._refilled_s = -1.0
+        self._left = 0
+        """Requests, as of `_refilled_s`."""
         self._by_id: dict[str, _Explanation | _Taken] = {}
         self._older: dict[str, _Explanation | _Taken] = {}
         """Half of all: to forget them at once costs less than each by itself."""
@@ -183,7 +187,7 @@ class Explanations:
         now_s: float,
     ) -> None:
         """Record the decision of `decide_warm`, with the other ways only if there is time."""
-        if now_s - self._weighed_since_s >= 1 or self._weighed < MAX_WEIGHED:
+        if self._weighable(now_s):
             request = IncomingRequest(request_id, model, now_s, 0.0, 0)
             decision = run_warm(forecast)
             result = RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
@@ -205,17 +209,20 @@ class Explanations:
         decision, view, spec = result.decision, result.view, result.spec
         if decision.options:
             return decision.options
-        if (view or result.is_plain) and spec and self._may_weigh(now_s):
+        if (view or result.is_plain) and spec and self._weighable(now_s):
+            self._left -= 1
             return ways(decision, view or view_of(request, spec), state, now_s)
         if isinstance(decision, SendTo) and decision.forecast is not None:
             return (_option_of(decision, decision.forecast),)
         return ()
 
-    def _may_weigh(self, now_s: float) -> bool:
-        if not 0 <= now_s - self._weighed_since_s < 1:
-            self._weighed_since_s, self._weighed = now_s, 0
-        self._weighed += 1
-        return self._weighed <= MAX_WEIGHED
+    def _weighable(self, now_s: float) -> int:
+        """How many requests may be weighed now; by a clock that may be set back."""
+        passed_s = now_s - self._refilled_s
+        if not 0 <= passed_s < _WEIGH_EVERY_S:
+            more = max(1, int(passed_s / _WEIGH_EVERY_S))
+            self._refilled_s, self._left = now_s, min(MAX_WEIGHED, self._left + more)
+        return self._left
 
     def record_selection(
         self, application: str, request_id: str, explain: Callable[[], dict[str, Any]]

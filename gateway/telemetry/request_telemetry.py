@@ -17,7 +17,6 @@ from gateway.telemetry.recent_requests import (
     RecentRequest,
     RecentRequests,
     StageTimings,
-    error_message,
 )
 
 if TYPE_CHECKING:
@@ -117,12 +116,6 @@ class RequestTelemetry:
             length,
         )
 
-    def served(self, outcome: RecentRequest, error_body: bytes = b"") -> None:
-        """Count a pod's response; `error_body`: the beginning of an error's."""
-        if error_body:
-            outcome = outcome._replace(error=error_message(error_body))
-        self._ended(outcome)
-
     def answered_by_look(
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
     ) -> bytes:
@@ -184,9 +177,10 @@ class RequestTelemetry:
     ) -> None:
         """Count a response that is of no pod."""
         ended = RecentRequest(request_id, time.time(), model, policy, reason, "", status)
-        self._ended(ended._replace(error=error, failed_after_s=took_s))
+        self.ended(ended._replace(error=error, failed_after_s=took_s))
 
-    def _ended(self, request: RecentRequest) -> None:
+    def ended(self, request: RecentRequest) -> None:
+        """Count a request that was answered."""
         self.recent.add(request)
         self._metrics.end(request)
         if request.status >= _FIRST_FAILURE:
