@@ -57,6 +57,7 @@ class LlamaCppAdapter(EngineAdapter):
         flags = [
             "--model", str(model), "--alias", served_names(spec.name)[0], "--host", socket,
             "--metrics", "--no-webui", "--no-slots", "--offline", "--threads", str(start.threads),
+            "--cache-ram", "0",  # else 8 GiB of prompts beside its cache
             "--parallel", str(sequences), *context_flags(model, start, sequences),
         ]  # fmt: skip
         if start.device_share is None:

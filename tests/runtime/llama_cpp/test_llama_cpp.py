@@ -11,6 +11,7 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec, Task, TaskOptions
 from runtime.engines.engine_adapter import EngineStart
 from runtime.engines.llama_cpp_adapter import LlamaCppAdapter, read_fields, token_bytes
+from runtime.engines.server_process import session_bytes
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import library_files
 from tests import servers
@@ -184,12 +185,25 @@ def test_a_model_that_embeds_embeds_long_texts_and_nothing_else(
     assert predict(pod.url, "embedder", "x").status_code == 400
 
 
-def _server_of(pod: servers.Pod) -> int:
+def test_prompts_of_the_past_take_no_memory(
+    pod: servers.Pod, shared_cluster: Cluster, tmp_path: Path
+) -> None:
+    """Forty of 900 tokens would have 184 MB of keys and values."""
+    shared_cluster.declare("deep", write_gguf(tmp_path / "deep.gguf", layers=20).parent)
+    _ask(pod, model="deep", prompt="a" * 900)
+    server = _server_of(pod, "deep")
+    before = session_bytes(server)
+    for number in range(40):
+        _ask(pod, model="deep", prompt=f"{number:02}" * 450)
+    assert session_bytes(server) - before < 64 << 20
+
+
+def _server_of(pod: servers.Pod, name: str = "writer") -> int:
     """The one process of llama.cpp below the pod's launcher."""
     (found,) = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"\0--alias\0writer\0" in path.read_bytes()
+        if f"\0--alias\0{name}\0".encode() in path.read_bytes()
         and _has_ancestor(int(path.parent.name), pod.pid)
     ]
     return found
