@@ -81,6 +81,8 @@ class EngineProcess:
     load: EngineLoad = field(default_factory=EngineLoad)
     progress_s: float = 0.0
     """When its tokens last changed, or it had nothing to do."""
+    adapters: dict[str, object] = field(default_factory=dict)
+    """By name, as the latest load has them: a generation replaces the one before."""
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from common.http_client import Response
 from common.http_connection import HttpError
 from registry.domain.model import EngineChoice, ModelSpec, Tier
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
@@ -164,22 +165,29 @@ class ProcessEngines:
         adapter, name = base.process.adapter, served_names(spec.name)[0]
         if not (path := adapter.load_adapter):
             raise NeedsMissing(f"{adapter.title}, which runs {spec.base}, loads no adapters")
+        size_bytes = sum(each.stat().st_size for each in folder.iterdir())
+        loaded = EngineModel(base.process, (name,), size_bytes)
         document = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
-        work = self.processes.call(base.process, "POST", path, document, timeout_s=LORA_S)
+
+        async def load() -> Response:
+            await self.processes.wait_freed()  # it may be unloaded just now
+            base.process.adapters[name] = loaded
+            return await self.processes.call(base.process, "POST", path, document, timeout_s=LORA_S)
+
         try:
-            answer = self._on_loop(work, ticket)
+            answer = self._on_loop(load(), ticket)
         except HttpError as error:
             text = f"the engine of {spec.base} does not answer: {error}"
             raise ServerUnavailable(text) from error
         if not answer.is_success:
             text = message_of(answer)
             raise LoadFailed(f"{adapter.title} refused the adapter {spec.name}: {text}")
-        size_bytes = sum(each.stat().st_size for each in folder.iterdir())
-        return EngineModel(base.process, (name,), size_bytes)
+        return loaded
 
     def release_adapter(self, loaded: EngineModel) -> None:
-        """Have the engine forget an adapter, in the background."""
-        if not loaded.process.ended.is_set():
+        """Have the engine forget an adapter, in the background; not a later one of its name."""
+        is_latest = loaded.process.adapters.get(loaded.names[0]) is loaded
+        if is_latest and not loaded.process.ended.is_set():
             self.processes.in_background(self._unload_adapter(loaded))
 
     async def _unload_adapter(self, loaded: EngineModel) -> None:

@@ -319,12 +319,13 @@ def _slots(cluster: Cluster) -> int:
 # Adapters
 
 
-def _adapter(cluster: Cluster, name: str, folder: Path) -> None:
+def _adapter(cluster: Cluster, name: str, folder: Path) -> ModelSpec:
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")
     save_file({"a": torch.ones(2)}, folder / "adapter_model.safetensors")
     spec = ModelSpec(ModelName("default", name), folder.as_uri(), base="llama")
     cluster.do(lambda registry: registry.put_models([spec]))
+    return spec
 
 
 def test_adapters_share_the_engine_of_their_base(
@@ -338,6 +339,20 @@ def test_adapters_share_the_engine_of_their_base(
     assert [each["choices"][0]["text"].split()[0] for each in found] == ["one", "two", "llama"]
     assert len({each["pid"] for each in found}) == 1
     assert predict(pod.url, "one", "x").json()["predictions"][0].startswith("one says")
+
+
+def test_a_new_generation_of_an_adapter_replaces_the_one_before(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    """The engine knows both by one name, so the end of the one before must not unload it."""
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
+    cluster.declare("llama", texts / "llama")
+    before = _adapter(cluster, "one", tmp_path / "one")
+    assert _ask(pod, "one").status_code == 200
+    _adapter(cluster, "one", tmp_path / "other")
+    assert _ask(pod, "one").status_code == 200
+    servers.wait_until(lambda: cluster.tiers(before) == {})
+    assert _ask(pod, "one").status_code == 200
 
 
 def test_a_base_that_was_loaded_before_its_adapters_starts_again(
