@@ -16,7 +16,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from prometheus_client import Counter, Gauge
 
-from controller.resources import RESOURCES, ApplicationObject, ServiceObject, read_service
+from controller.resources import RESOURCES, ApplicationObject, Kind, ServiceObject, read_service
 from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ MODELS = Gauge("pilotlight_controller_models", "Models of pools, of both kinds")
 TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 _JSON = "application/json"
-_JSON_PATCH = "application/json-patch+json"
-_MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 _MAX_MESSAGE = 1024
 """The API server refuses events with longer messages."""
@@ -82,35 +82,61 @@ async def connect(context: str | None = None) -> client.ApiClient:
 async def read_json(api: client.ApiClient, path: str, *, kind: str = _JSON, **query: str) -> Any:
     """The document at a path, in a media type. Raises KubernetesError."""
     with api_errors("read", path):
-        return await _call(
-            api, "GET", path, {"Accept": kind}, list(query.items()), timeout_s=LIST_TIMEOUT_S
+        response = await open_response(
+            api, "GET", path, {"Accept": kind}, query, timeout_s=LIST_TIMEOUT_S
         )
+        return json.loads(await response.read())
 
 
-async def _call(
+async def request(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    subject: object,
+    body: object = None,
+    *,
+    content_type: str = _JSON,
+    **query: str,
+) -> Any:
+    """The document of the response; `subject` as in `api_errors`. Raises KubernetesError."""
+    headers = {"Accept": _JSON, "Content-Type": content_type}
+    with api_errors(method.lower(), subject):
+        response = await open_response(api, method, path, headers, query, body)
+        return json.loads(await response.read())
+
+
+async def open_response(
     api: client.ApiClient,
     method: str,
     path: str,
     headers: Mapping[str, str],
-    query: Sequence[tuple[str, str]] = (),
+    query: Mapping[str, str],
     body: object = None,
     *,
     timeout_s: float = TIMEOUT_S,
-) -> Any:
-    """The JSON of the response. Raises the client's errors."""
-    request = await api.param_serialize(
+) -> aiohttp.ClientResponse:
+    """With its body still to be read. Raises the client's errors."""
+    made = await api.param_serialize(
         method,
         path,
-        query_params=list(query),
+        query_params=list(query.items()),
         header_params=dict(headers),
         body=body,
         auth_settings=["BearerToken"],
     )
-    response = await api.call_api(*request, _request_timeout=timeout_s)
-    text = await response.read()
+    called = await api.call_api(*made, _request_timeout=timeout_s)
+    response: aiohttp.ClientResponse = called.response
     if response.status >= HTTPStatus.BAD_REQUEST:
-        raise ApiException(response.status, response.reason, body=text)
-    return json.loads(text)
+        raise ApiException(response.status, response.reason, body=await response.read())
+    return response
+
+
+def path_of(kind: Kind, namespace: str = "", name: str = "") -> str:
+    """Of one object, or of all of a kind, in a namespace or (empty) in all."""
+    group, version, plural = RESOURCES[kind]
+    root = f"/apis/{group}/{version}" if group else f"/api/{version}"
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{scope}/{plural}" + (f"/{name}" if name else "")
 
 
 class StoredObject:
@@ -148,21 +174,19 @@ class ClusterApi:
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._client = api
-        self._core = client.CoreV1Api(api)
         self._component = component
         self._instance = instance
 
-    async def write_application_status(
-        self, application: ApplicationObject, status: Mapping[str, Any]
-    ) -> None:
-        """Replace an application's whole status. Raises Gone, Changed."""
-        await self._write_status(application, status)
-
     async def write_status(
-        self, service: ServiceObject, status: Mapping[str, Any]
-    ) -> ServiceObject:
-        """Replace a model's whole status; returns the new object. Raises Gone, Changed."""
-        return read_service(await self._write_status(service, status))
+        self, about: ServiceObject | ApplicationObject, status: Mapping[str, Any]
+    ) -> Any:
+        """Replace the whole status; returns the new object's document. Raises Gone, Changed."""
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": about.uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        path, subject = f"{_path_of(about)}/status", f"the status of {about.name}"
+        return await request(self._client, "PATCH", path, subject, patch, content_type=JSON_PATCH)
 
     async def apply_owned(self, wanted: Mapping[str, Any]) -> None:
         """Make or change an object of a model (server-side apply).
@@ -173,15 +197,22 @@ class ClusterApi:
             owner, name = wanted["metadata"]["ownerReferences"][0], wanted["metadata"]["name"]
             text = f"{wanted['kind']} {name} exists and is not that of this {owner['kind']}"
             raise Denied(text)
-        options = [("fieldManager", self._component), ("force", "true")]
-        subject = f"{wanted['kind']} {wanted['metadata']['name']}"
-        await self._request("PATCH", _path(wanted), subject, wanted, _APPLY_PATCH, options)
+        await request(
+            self._client,
+            "PATCH",
+            _path(wanted),
+            f"{wanted['kind']} {wanted['metadata']['name']}",
+            wanted,
+            content_type=_APPLY_PATCH,
+            fieldManager=self._component,
+            force="true",
+        )
 
     async def delete_owned(self, unwanted: Mapping[str, Any]) -> None:
         """Unless it is not there, or not the model's. Raises KubernetesError."""
         with suppress(Gone):
             if await self._is_owned(unwanted):
-                await self._request("DELETE", _path(unwanted), unwanted["kind"])
+                await request(self._client, "DELETE", _path(unwanted), unwanted["kind"])
 
     async def _is_owned(self, about: Mapping[str, Any]) -> bool:
         """False for an object of that name that is not the model's."""
@@ -195,17 +226,7 @@ class ClusterApi:
     async def read_owned(self, about: Mapping[str, Any]) -> Any:
         """Raises Gone, KubernetesError."""
         subject = f"{about['kind']} {about['metadata']['name']}"
-        return await self._request("GET", _path(about), subject)
-
-    async def _write_status(
-        self, about: ServiceObject | ApplicationObject, status: Mapping[str, Any]
-    ) -> Any:
-        patch = [
-            {"op": "test", "path": "/metadata/uid", "value": about.uid},
-            {"op": "add", "path": "/status", "value": status},
-        ]
-        path = f"{_path_of(about)}/status"
-        return await self._request("PATCH", path, f"the status of {about.name}", patch, _JSON_PATCH)
+        return await request(self._client, "GET", _path(about), subject)
 
     async def set_finalizers(
         self, service: ServiceObject, finalizers: Sequence[str]
@@ -214,20 +235,9 @@ class ClusterApi:
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
         path, subject = _path_of(service), f"the finalizers of {service.name}"
         patch = {"metadata": metadata}
-        return read_service(await self._request("PATCH", path, subject, patch, _MERGE_PATCH))
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        subject: str,
-        body: object = None,
-        content_type: str = _JSON,
-        query: Sequence[tuple[str, str]] = (),
-    ) -> Any:
-        headers = {"Accept": _JSON, "Content-Type": content_type}
-        with api_errors(method.lower(), subject):
-            return await _call(self._client, method, path, headers, query, body)
+        return read_service(
+            await request(self._client, "PATCH", path, subject, patch, content_type=MERGE_PATCH)
+        )
 
     async def post_event(
         self,
@@ -243,31 +253,25 @@ class ClusterApi:
 
         An event that is refused, as with a full quota or in an ending namespace, is only logged.
         """
-        now = datetime.datetime.now(datetime.UTC)
-        event = client.CoreV1Event(
-            metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
-            involved_object=client.V1ObjectReference(
-                api_version=kind[0],
-                kind=kind[1],
-                name=about.name,
-                namespace=about.namespace,
-                uid=uid,
-            ),
-            type="Warning" if is_warning else "Normal",
-            reason=reason,
-            message=message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…",
-            source=client.V1EventSource(component=self._component),
-            reporting_component=self._component,
-            reporting_instance=self._instance,
-            first_timestamp=now,
-            last_timestamp=now,
-            count=1,
-        )
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
+        names = {"name": about.name, "namespace": about.namespace, "uid": uid}
+        event = {
+            "metadata": {"generateName": f"{about.name}.", "namespace": about.namespace},
+            "involvedObject": {"apiVersion": kind[0], "kind": kind[1], **names},
+            "type": "Warning" if is_warning else "Normal",
+            "reason": reason,
+            "message": text,
+            "source": {"component": self._component},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        path = f"/api/v1/namespaces/{about.namespace}/events"
         try:
-            with api_errors("post an event about", about):
-                await self._core.create_namespaced_event(
-                    about.namespace, event, _request_timeout=TIMEOUT_S
-                )
+            await request(self._client, "POST", path, f"an event about {about}", event)
         except (Changed, Denied) as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("event refused", extra={"about": str(about)}, exc_info=error)
@@ -281,9 +285,7 @@ def _path(about: Mapping[str, Any]) -> str:
 
 
 def _path_of(about: ServiceObject | ApplicationObject) -> str:
-    group, version, plural = RESOURCES[about.kind]
-    name = about.name
-    return f"/apis/{group}/{version}/namespaces/{name.namespace}/{plural}/{name.name}"
+    return path_of(about.kind, about.name.namespace, about.name.name)
 
 
 @contextmanager

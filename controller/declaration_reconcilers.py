@@ -96,7 +96,7 @@ class ApplicationReconciler:
         if status == application.status:
             return
         try:
-            await self._api.write_application_status(application, status)
+            await self._api.write_status(application, status)
         except Gone:
             return  # its removal is on the way
         STATUS_WRITES.inc()

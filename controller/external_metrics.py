@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from common.certificates import Certificates, make_context
 from common.http_server import HttpProtocol, HttpServer
-from controller.api import TIMEOUT_S, Denied, api_errors
+from controller.api import Denied, read_json
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries
 from registry.domain.pool_demand import REQUESTS_PER_S, WANTED_PODS, Figure, ScaleTarget
@@ -42,11 +42,8 @@ async def aggregation_server(
 ) -> tuple[HttpServer, ssl.SSLContext]:
     """A server, not started, for the aggregation layer only. Raises KubernetesError."""
     name, namespace = _CLIENTS
-    with api_errors("read the ConfigMap", name):
-        found = await client.CoreV1Api(api).read_namespaced_config_map(
-            name, namespace, _request_timeout=TIMEOUT_S
-        )
-    data = found.data or {}
+    found = await read_json(api, f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+    data = found.get("data") or {}
     if not (authority := data.get("requestheader-client-ca-file")):
         raise Denied(
             f"ConfigMap {namespace}/{name} must have requestheader-client-ca-file: the API server"

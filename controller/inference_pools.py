@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from kubernetes.aio import client
 
-from controller.api import ClusterApi, Gone, KubernetesError, read_json
+from controller.api import ClusterApi, Denied, Gone, KubernetesError, read_json
 from controller.component_objects import Document, owned_metadata
 from controller.objects import ClusterObjects
 from controller.resources import POOL, Role, ServiceObject
@@ -131,9 +131,10 @@ class InferencePoolReconciler:
         self._list_at_s = 0.0
 
     async def reconcile_all(self) -> float | None:
-        """See `controller.Reconcile`. One object that is refused does not stop the others."""
-        if not self._settings.picker_service:
-            return None
+        """See `controller.Reconcile`. One object that is refused does not stop the others.
+
+        Without a picker what an earlier controller made is deleted.
+        """
         if time.monotonic() >= self._list_at_s:
             await self._list()
         wanted = {
@@ -162,6 +163,8 @@ class InferencePoolReconciler:
 
     def _wanted(self) -> Iterator[Document]:
         """Of pools beside the picker's Service: an InferencePool refers to its namespace only."""
+        if not self._settings.picker_service:
+            return
         found = filter(None, map(self._objects.pool, self._objects.pools()))
         here = [each for each in found if each.name.namespace == self._settings.namespace]
         for number, pool in enumerate(sorted(here, key=lambda each: (each.created, each.name))):
@@ -177,10 +180,11 @@ class InferencePoolReconciler:
 
     async def _list(self) -> None:
         self._found, self._kinds = {}, []
+        unread = () if self._settings.picker_service else (Denied,)  # by a Role without the kinds
         for kind, version in _VERSIONS.items():
             path = f"/apis/{version}/namespaces/{self._settings.namespace}/{kind.lower()}s"
             [(label, value)] = _MADE.items()
-            with suppress(Gone):  # the kind is not installed
+            with suppress(Gone, *unread):  # the kind is not installed
                 listed = await read_json(self._api, path, labelSelector=f"{label}={value}")
                 self._kinds.append(kind)
                 for each in listed["items"]:

@@ -10,13 +10,11 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from http import HTTPStatus
 from typing import Any, Final
 
+import aiohttp
 import orjson
 from kubernetes.aio import client
-from kubernetes.aio.client.exceptions import ApiException
 
 from controller.api import (
     FAILURES,
@@ -26,11 +24,12 @@ from controller.api import (
     Gone,
     KubernetesError,
     api_errors,
+    open_response,
+    path_of,
 )
 from controller.objects import ClusterObjects
 from controller.resources import (
     POOL,
-    RESOURCES,
     TENANT_OF,
     ClusterObject,
     Kind,
@@ -88,8 +87,7 @@ class Informer:
         pool_namespaces: Collection[str] = ("",),
     ) -> None:
         """`namespaces`: those to watch; empty: all. `pool_namespaces`: those of pools."""
-        self._core = client.CoreV1Api(api)
-        self._custom = client.CustomObjectsApi(api)
+        self._api = api
         self._objects = objects
         self._sources = [
             _Source(kind, each)
@@ -130,17 +128,17 @@ class Informer:
     async def _list(self, source: _Source) -> str:
         """Apply a full list, read in pages; returns its version, empty: not installed."""
         listed: list[ClusterObject] = []
-        options: dict[str, Any] = {"limit": PAGE_OBJECTS, "_request_timeout": LIST_TIMEOUT_S}
+        options = {"limit": str(PAGE_OBJECTS)}
         read = _READERS[source.kind]
         try:
             while True:
                 with api_errors("list", source.kind):
-                    response = await self._get(source, **options)
+                    response = await self._get(source, LIST_TIMEOUT_S, **options)
                     page = orjson.loads(await response.read())
                 listed += filter(self._objects.concerns_us, map(read, page["items"]))
                 if not (following := page["metadata"].get("continue")):
                     break
-                options["_continue"] = following
+                options["continue"] = following
         except (Gone, Denied) as error:
             # Deployments of a namespace whose pools are InferenceServices may be out of reach.
             is_denied = isinstance(error, Denied) and source.kind is Kind.DEPLOYMENT
@@ -169,11 +167,11 @@ class Informer:
         with api_errors("watch", source.kind):
             response = await self._get(
                 source,
-                watch=True,
-                allow_watch_bookmarks=True,
-                resource_version=version,
-                timeout_seconds=round(duration_s),
-                _request_timeout=duration_s + SILENCE_S,
+                duration_s + SILENCE_S,
+                watch="true",
+                allowWatchBookmarks="true",
+                resourceVersion=version,
+                timeoutSeconds=str(round(duration_s)),
             )
             try:
                 async for event in _events(response):
@@ -195,31 +193,12 @@ class Informer:
                     f"{status.get('message')}"
                 )
 
-    async def _get(self, source: _Source, **options: Any) -> Any:
+    async def _get(self, source: _Source, timeout_s: float, **query: str) -> aiohttp.ClientResponse:
         """The open response; raises ApiException."""
-        core, custom, namespace = self._core, self._custom, source.namespace
-        call: Any
         if source.kind in _LABELLED:
-            options["label_selector"] = _LABELLED[source.kind]
-        if source.kind in (Kind.POD, Kind.TENANT):
-            plural = "pod" if source.kind is Kind.POD else "config_map"
-            scope = f"namespaced_{plural}" if namespace else f"{plural}_for_all_namespaces"
-            call = getattr(core, f"list_{scope}_without_preload_content")
-            if namespace:
-                call = partial(call, namespace)
-        else:
-            group, version, plural = RESOURCES[source.kind]
-            if namespace:
-                listing = custom.list_namespaced_custom_object_without_preload_content
-                call = partial(listing, group, version, namespace, plural)
-            else:
-                listing = custom.list_cluster_custom_object_without_preload_content
-                call = partial(listing, group, version, plural)
-        response = await call(**options)
-        if response.status != HTTPStatus.OK:
-            body = await response.text()
-            raise ApiException(status=response.status, reason=response.reason, body=body)
-        return response
+            query["labelSelector"] = _LABELLED[source.kind]
+        path = path_of(source.kind, source.namespace)
+        return await open_response(self._api, "GET", path, {}, query, timeout_s=timeout_s)
 
 
 async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from controller.api import FAILURES, TIMEOUT_S, KubernetesError, api_errors
+from controller.api import FAILURES, KubernetesError, path_of, read_json
+from controller.resources import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +44,12 @@ async def watch_version(api: client.ApiClient, on_change: Callable[[str], None])
 
     What cannot be read, as with rights in some namespaces, changes nothing.
     """
-    apps, known = client.AppsV1Api(api), ""
+    known = ""
     while True:
         try:
-            with api_errors("list", "KServe's Deployments"):
-                listed = await apps.list_deployment_for_all_namespaces(
-                    field_selector=f"metadata.name={MANAGER}", _request_timeout=TIMEOUT_S
-                )
-            managers = map(api.sanitize_for_serialization, listed.items)
-            problems = [version_problem(version_of(each)) for each in managers]
+            path, named = path_of(Kind.DEPLOYMENT), f"metadata.name={MANAGER}"
+            listed = await read_json(api, path, fieldSelector=named)
+            problems = [version_problem(version_of(each)) for each in listed["items"]]
             problem = "; ".join(filter(None, problems))
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()

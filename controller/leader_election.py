@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from kubernetes.aio import client
 
-from controller.api import TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
+from controller.api import MERGE_PATCH, Changed, KubernetesError, StoredObject, request
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +32,13 @@ async def take_lease(
     """Take the lease from whoever holds it, who notices within `RENEW_S`. Raises Gone."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec = {"holderIdentity": holder, "leaseDurationSeconds": duration_s, "renewTime": now}
-    with api_errors("take the lease", LEASE):
-        await client.CoordinationV1Api(api).patch_namespaced_lease(
-            LEASE,
-            namespace,
-            {"spec": spec},
-            _content_type="application/merge-patch+json",
-            _request_timeout=TIMEOUT_S,
-        )
+    await _patch_lease(api, namespace, spec)
+
+
+async def _patch_lease(api: client.ApiClient, namespace: str, spec: object) -> None:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{LEASE}"
+    body = {"spec": spec}
+    await request(api, "PATCH", path, "the lease", body, content_type=MERGE_PATCH)
 
 
 class Leadership:
@@ -52,8 +51,8 @@ class Leadership:
         identity: str,
         on_change: Callable[[bool], None],
     ) -> None:
-        self._leases = client.CoordinationV1Api(api)
-        self._store = StoredObject(self._leases, "lease", LEASE, namespace)
+        self._api = api
+        self._store = StoredObject(client.CoordinationV1Api(api), "lease", LEASE, namespace)
         self._namespace = namespace
         self._identity = identity
         self._on_change = on_change
@@ -142,13 +141,6 @@ class Leadership:
         """Release the lease, so that another replica need not wait for its expiry."""
         try:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                with api_errors("release the lease", LEASE):
-                    await self._leases.patch_namespaced_lease(
-                        LEASE,
-                        self._namespace,
-                        {"spec": {"holderIdentity": None}},
-                        _content_type="application/merge-patch+json",
-                        _request_timeout=RELEASE_TIMEOUT_S,
-                    )
+                await _patch_lease(self._api, self._namespace, {"holderIdentity": None})
         except (KubernetesError, TimeoutError) as error:
             logger.warning("the lease was not released", exc_info=error)

@@ -16,7 +16,6 @@ from controller.api import STATUS_WRITES, Changed, ClusterApi, Denied, Gone
 from controller.component_objects import component_objects, predictor_service, removed_objects
 from controller.model_status import (
     WRITE_INTERVAL_S,
-    CanaryVersion,
     ModelFacts,
     ReadyCondition,
     component_condition,
@@ -36,9 +35,10 @@ from controller.resources import (
     ServiceObject,
     name_problem,
     owner_of,
+    read_service,
 )
 from controller.settings import ControllerSettings
-from registry.domain.model import ModelName, name_of_key
+from registry.domain.model import ModelName, ModelSpec, name_of_key
 from registry.domain.tenant_rules import access_problem, quota_problem
 from registry.errors import InvalidModel
 from registry.inference_service.components import COMPONENTS
@@ -289,7 +289,7 @@ class ModelReconciler:
         if wait_s is None or wait_s > 0:
             return wait_s
         written = await self._api.write_status(service, status)
-        self._objects.update_by_reply(written)
+        self._objects.update_by_reply(read_service(written))
         STATUS_WRITES.inc()
         known.written_s = time.monotonic()
         if condition.is_ready is not None:
@@ -441,12 +441,9 @@ async def withdraw(api: ClusterApi, service: ServiceObject, message: str) -> Non
         await api.write_status(service, withdrawn_status(service, message, _now()))
 
 
-def _canaries(registry: PoolRegistry, name: ModelName) -> list[CanaryVersion]:
-    records = registry.state.models
-    return [
-        CanaryVersion(records[each.model].serving, each.percent)
-        for each in registry.canaries.of(name)
-    ]
+def _canaries(registry: PoolRegistry, name: ModelName) -> list[tuple[ModelSpec, int]]:
+    records, canaries = registry.state.models, registry.canaries.of(name)
+    return [(records[each.model].serving, each.percent) for each in canaries]
 
 
 def _holders(registry: PoolRegistry, name: ModelName) -> set[str]:

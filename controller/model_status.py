@@ -65,7 +65,8 @@ class ModelFacts:
     copies: Copies
     url: str
     address: str
-    canaries: "Sequence[CanaryVersion]" = ()
+    canaries: Sequence[tuple[ModelSpec, int]] = ()
+    """Each in the generation that serves, and its percentage of the requests."""
     has_server: bool = False
     """Whether a pod of the pool has a model server, which reads formats without an engine here."""
     components: "Mapping[str, ReadyCondition]" = field(default_factory=dict)
@@ -74,14 +75,6 @@ class ModelFacts:
     """What is wrong with KServe's version, which decides what it does beside us."""
     is_open: bool = False
     """Whether gateways ask nobody for a credential."""
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryVersion:
-    """A canary of a model and its percentage of the requests."""
-
-    serving: ModelSpec
-    percent: int
 
 
 def count_copies(residencies: Iterable[Residency]) -> Copies:
@@ -216,35 +209,28 @@ def _predictor(facts: ModelFacts) -> dict[str, Any]:
     return predictor
 
 
-def _traffic(stable: ModelSpec, canaries: Sequence[CanaryVersion]) -> dict[str, Any]:
+def _traffic(stable: ModelSpec, canaries: Sequence[tuple[ModelSpec, int]]) -> dict[str, Any]:
     """Shares of the traffic in KServe's format: the first canary is the latest revision.
 
     `kubectl get isvc` shows `latestRevision` under LATEST and the tag `prev` under PREV.
     """
-    revision = _revision(stable)
-    remaining = TOTAL_PERCENT - sum(each.percent for each in canaries)
+    remaining = TOTAL_PERCENT - sum(percent for _, percent in canaries)
     if not canaries:
-        only = {"latestRevision": True, "percent": remaining, "revisionName": revision}
-        return {"latestReadyRevision": revision, "traffic": [only]}
-    traffic: list[dict[str, Any]] = [
-        {
-            "latestRevision": number == 0,
-            "percent": each.percent,
-            "revisionName": _revision(each.serving),
-        }
-        for number, each in enumerate(canaries)
+        only = _target(stable, remaining, is_latest=True)
+        return {"latestReadyRevision": _revision(stable), "traffic": [only]}
+    traffic = [
+        _target(serving, percent, is_latest=number == 0)
+        for number, (serving, percent) in enumerate(canaries)
     ]
-    previous = {
-        "latestRevision": False,
-        "percent": remaining,
-        "revisionName": revision,
-        "tag": "prev",
-    }
     return {
-        "latestReadyRevision": _revision(canaries[0].serving),
-        "previousRolledoutRevision": revision,
-        "traffic": [*traffic, previous],
+        "latestReadyRevision": _revision(canaries[0][0]),
+        "previousRolledoutRevision": _revision(stable),
+        "traffic": [*traffic, {**_target(stable, remaining, is_latest=False), "tag": "prev"}],
     }
+
+
+def _target(spec: ModelSpec, percent: int, *, is_latest: bool) -> dict[str, Any]:
+    return {"latestRevision": is_latest, "percent": percent, "revisionName": _revision(spec)}
 
 
 def _revision(spec: ModelSpec) -> str:

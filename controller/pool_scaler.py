@@ -6,12 +6,13 @@ result names that scaler.
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kubernetes.aio import client
 
-from controller.api import TIMEOUT_S, Gone, PoolNotFound, api_errors
+from controller.api import MERGE_PATCH, Gone, PoolNotFound, path_of, read_json, request
 from controller.pool_size import (
     CompetingScaler,
     Owner,
@@ -26,13 +27,10 @@ from controller.pool_size import (
     read_scalers,
     within_bounds,
 )
-from controller.resources import BOUNDS, DELETION_COST, POOL, RESOURCES, Kind, PodObject, read_pod
+from controller.resources import BOUNDS, DELETION_COST, POOL, Kind, PodObject, read_pod
 from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
-
-_MERGE_PATCH = "application/merge-patch+json"
-_SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,8 @@ class PoolScaler:
     """Scales pools of a cluster, or of one namespace."""
 
     def __init__(self, api: client.ApiClient, *, namespace: str = "") -> None:
+        self._api = api
         self._namespace = namespace
-        self._objects = client.CustomObjectsApi(api)
-        self._apps = client.AppsV1Api(api)
-        self._core = client.CoreV1Api(api)
-        self._autoscaling = client.AutoscalingV2Api(api)
-        self._to_dict = api.sanitize_for_serialization
 
     async def scale(
         self, pool: str, wanted: int, pods: Mapping[str, PodState]
@@ -91,25 +85,16 @@ class PoolScaler:
         observed = ObservedPool(pool, bounds_of(service, scalers), find_owner(service, scalers))
         if not observed.has_scale:
             return observed
-        with api_errors("read the scale of", service):
-            scale = await self._apps.read_namespaced_deployment_scale(
-                service.deployment, service.namespace, _request_timeout=TIMEOUT_S
-            )
-        version = scale.metadata.resource_version
-        return replace(observed, pods=int(scale.spec.replicas or 0), version=version)
+        scale = await read_json(self._api, _scale_path(service))
+        version = scale["metadata"]["resourceVersion"]
+        return replace(observed, pods=int(scale["spec"].get("replicas", 0)), version=version)
 
     async def set_pods(self, observed: ObservedPool, pods: int) -> None:
         """Set the Deployment's scale. Raises Changed if it changed after it was observed."""
         service = observed.service
         patch = {"metadata": {"resourceVersion": observed.version}, "spec": {"replicas": pods}}
-        with api_errors("set the scale of", service):
-            await self._apps.patch_namespaced_deployment_scale(
-                service.deployment,
-                service.namespace,
-                patch,
-                _content_type=_MERGE_PATCH,
-                _request_timeout=TIMEOUT_S,
-            )
+        path, subject = _scale_path(service), f"the scale of {service.name}"
+        await request(self._api, "PATCH", path, subject, patch, content_type=MERGE_PATCH)
         logger.info("pool scaled", extra={"pool": observed.pool, "from": observed.pods, "to": pods})
 
     async def set_deletion_costs(self, observed: ObservedPool, costs: Mapping[str, int]) -> None:
@@ -119,32 +104,20 @@ class PoolScaler:
             if pod.is_ending or pod.deletion_cost == cost:
                 continue
             patch = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
-            try:
-                with api_errors("set the deletion cost of", pod):
-                    await self._core.patch_namespaced_pod(
-                        pod.name,
-                        pod.namespace,
-                        patch,
-                        _content_type=_MERGE_PATCH,
-                        _request_timeout=TIMEOUT_S,
-                    )
-            except Gone:
-                continue
+            path, subject = path_of(Kind.POD, pod.namespace, pod.name), f"the pod {pod.name}"
+            with suppress(Gone):
+                await request(self._api, "PATCH", path, subject, patch, content_type=MERGE_PATCH)
 
     async def list_pods(self, observed: ObservedPool) -> list[PodObject]:
         """The pool's pods, including those marked for deletion."""
-        with api_errors("list", "pods"):
-            listed = await self._core.list_namespaced_pod(
-                observed.service.namespace,
-                label_selector=f"{POOL}={observed.pool}",
-                _request_timeout=TIMEOUT_S,
-            )
-        return [read_pod(self._to_dict(each)) for each in listed.items]
+        listed = await self._labelled(Kind.POD, observed.pool, observed.service.namespace)
+        return list(map(read_pod, listed))
 
     async def _find(self, pool: str) -> PoolObject:
-        found = [read_pool(each) for each in await self._labelled(Kind.SERVICE, pool)]
+        namespace = self._namespace
+        found = [read_pool(each) for each in await self._labelled(Kind.SERVICE, pool, namespace)]
         if not found:  # without KServe; it owns the Deployments that it makes
-            listed = await self._labelled(Kind.DEPLOYMENT, pool)
+            listed = await self._labelled(Kind.DEPLOYMENT, pool, namespace)
             own = [each for each in listed if not each["metadata"].get("ownerReferences")]
             try:
                 found = list(map(read_deployment_pool, own))
@@ -153,43 +126,31 @@ class PoolScaler:
                 raise PoolNotFound(f"{names} of pool {pool} must be numbers: {error}") from error
         if len(found) != 1:
             names = ", ".join(sorted(each.name for each in found)) or "none"
-            where = f" in namespace {self._namespace}" if self._namespace else ""
+            where = f" in namespace {namespace}" if namespace else ""
             raise PoolNotFound(
                 f"exactly one InferenceService, or Deployment without owner,{where} must have the "
                 f"label {POOL}={pool}; found: {names}"
             )
         return found[0]
 
-    async def _labelled(self, kind: Kind, pool: str) -> list[Any]:
-        group, version, plural = RESOURCES[kind]
-        options: dict[str, Any] = {
-            "label_selector": f"{POOL}={pool}",
-            "_request_timeout": TIMEOUT_S,
-        }
-        try:
-            with api_errors("list", kind):
-                found: Any = await (
-                    self._objects.list_namespaced_custom_object(
-                        group, version, self._namespace, plural, **options
-                    )
-                    if self._namespace
-                    else self._objects.list_cluster_custom_object(group, version, plural, **options)
-                )
-        except Gone:  # the kind is not installed
-            return []
-        return list(found["items"])
+    async def _labelled(self, kind: Kind, pool: str, namespace: str) -> list[Any]:
+        return await self._items(path_of(kind, namespace), labelSelector=f"{POOL}={pool}")
 
     async def _competing_scalers(self, namespace: str) -> list[CompetingScaler]:
-        with api_errors("list", "HorizontalPodAutoscalers"):
-            listed = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
-                namespace, _request_timeout=TIMEOUT_S
-            )
-        autoscalers = [self._to_dict(each) for each in listed.items]
-        try:
-            with api_errors("list", "ScaledObjects"):
-                scaled: Any = await self._objects.list_namespaced_custom_object(
-                    *_SCALED_OBJECTS[:2], namespace, _SCALED_OBJECTS[2], _request_timeout=TIMEOUT_S
-                )
-        except Gone:
-            scaled = {"items": ()}  # KEDA is not installed
-        return read_scalers(autoscalers, scaled["items"])
+        """Of the two kinds, of which KEDA's may be missing."""
+        return read_scalers(
+            await self._items(
+                f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
+            ),
+            await self._items(f"/apis/keda.sh/v1alpha1/namespaces/{namespace}/scaledobjects"),
+        )
+
+    async def _items(self, path: str, **query: str) -> list[Any]:
+        """Empty where the kind is not installed."""
+        with suppress(Gone):
+            return list((await read_json(self._api, path, **query))["items"])
+        return []
+
+
+def _scale_path(service: PoolObject) -> str:
+    return path_of(Kind.DEPLOYMENT, service.namespace, service.deployment) + "/scale"

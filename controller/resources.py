@@ -82,8 +82,10 @@ RESOURCES: Final[Mapping[Kind, tuple[str, str, str]]] = {
     Kind.SERVICE: ("serving.kserve.io", "v1beta1", "inferenceservices"),
     Kind.MODEL: ("pilotlight.io", "v1alpha1", "models"),
     Kind.DEPLOYMENT: ("apps", "v1", "deployments"),
+    Kind.POD: ("", "v1", "pods"),
     Kind.APPLICATION: ("pilotlight.io", "v1alpha1", "inferenceapplications"),
     Kind.GRAPH: ("serving.kserve.io", "v1alpha1", "inferencegraphs"),
+    Kind.TENANT: ("", "v1", "configmaps"),
 }
 """Group, version and plural."""
 _NAMES: Final = {Kind.SERVICE: KIND, Kind.MODEL: MODEL, Kind.DEPLOYMENT: "Deployment"}

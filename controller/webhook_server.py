@@ -32,12 +32,13 @@ from common.http_server import HttpServer
 from controller.admission import review_response, set_defaults, validate
 from controller.api import (
     FAILURES,
-    TIMEOUT_S,
+    JSON_PATCH,
     Changed,
     Denied,
     KubernetesError,
     StoredObject,
-    api_errors,
+    read_json,
+    request,
 )
 from controller.external_metrics import API_SERVICE, ExternalMetrics, aggregation_server
 from controller.objects import ClusterObjects
@@ -53,7 +54,6 @@ SERVICE = "pilotlight-webhook"
 VALIDATING = "annotations.pilotlight.io"
 MUTATING = "defaults.pilotlight.io"
 """Mutating webhooks run in order of their names: this one before KServe's `inferenceservice.…`."""
-_JSON_PATCH = "application/json-patch+json"
 _Made = TypeVar("_Made")
 RENEW_BEFORE = datetime.timedelta(days=60)
 
@@ -63,8 +63,7 @@ class WebhookSetup:
 
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
         self._store = StoredObject(client.CoreV1Api(api), "secret", SECRET, settings.namespace)
-        self._admission = client.AdmissionregistrationV1Api(api)
-        self._services = client.ApiregistrationV1Api(api)
+        self._api = api
         self._has_metrics = bool(settings.external_metrics_port)
         service = f"{SERVICE}.{settings.namespace}"
         self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
@@ -108,26 +107,26 @@ class WebhookSetup:
     async def _set_ca_bundle(self, authority: bytes) -> None:
         value = base64.b64encode(authority).decode()
         for kind, name in (("validating", VALIDATING), ("mutating", MUTATING)):
-            about = f"{kind}_webhook_configuration", name, "/webhooks/0/clientConfig"
-            await self._patch_bundle(self._admission, *about, value)
+            path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/{name}"
+            await self._patch_bundle(path, "/webhooks/0/clientConfig", value)
         if self._has_metrics:
+            path = f"/apis/apiregistration.k8s.io/v1/apiservices/{API_SERVICE}"
             try:
-                await self._patch_bundle(self._services, "api_service", API_SERVICE, "/spec", value)
+                await self._patch_bundle(path, "/spec", value)
             except KubernetesError as error:  # the webhooks serve without it
                 FAILURES.labels(cause=type(error).__name__).inc()
                 logger.warning("no external metrics yet; retrying", exc_info=error)
 
-    async def _patch_bundle(self, api: Any, kind: str, name: str, path: str, value: str) -> None:
+    async def _patch_bundle(self, path: str, field: str, value: str) -> None:
         """Raises Denied if the object leads to a Service of others, KubernetesError."""
-        with api_errors("set the caBundle of", name):
-            found = await getattr(api, f"read_{kind}")(name, _request_timeout=TIMEOUT_S)
-            holder = found.webhooks[0].client_config if path != "/spec" else found.spec
-            if holder.service is None or holder.service.name != SERVICE:
-                raise Denied(f"{name} must lead to Service {SERVICE}; it is that of others")
-            if holder.ca_bundle != value:
-                patch = [{"op": "add", "path": f"{path}/caBundle", "value": value}]
-                write = getattr(api, f"patch_{kind}")
-                await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
+        found, name = await read_json(self._api, path), path.rpartition("/")[2]
+        holder = found["spec"] if field == "/spec" else found["webhooks"][0]["clientConfig"]
+        if (holder.get("service") or {}).get("name") != SERVICE:
+            raise Denied(f"{name} must lead to Service {SERVICE}; it is that of others")
+        if holder.get("caBundle") != value:
+            patch = [{"op": "add", "path": f"{field}/caBundle", "value": value}]
+            subject = f"the caBundle of {name}"
+            await request(self._api, "PATCH", path, subject, patch, content_type=JSON_PATCH)
 
 
 def read_folder(folder: str) -> Certificates:

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.commands.kubernetes import cluster_client
 from pilotlight.doctor import Finding, Severity
 from pilotlight.doctor.machine import machine_findings
-from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
+from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 
@@ -70,26 +71,14 @@ def has_kubeconfig() -> bool:
 
 
 async def _examine_cluster(namespace: str, context: str | None, *, probe: bool) -> list[Finding]:
-    with requires_extra("kubernetes"):
-        from kubernetes.aio.config import ConfigException
-
-        from controller.api import KubernetesError, connect
+    remedy = "set KUBECONFIG or --context, or use --machine for this machine"
+    async with cluster_client(context, remedy=remedy) as client:
         from pilotlight.doctor.cluster_facts import read_cluster
         from pilotlight.doctor.cluster_findings import cluster_findings
         from pilotlight.doctor.policy_probe import try_policies
-    try:
-        client = await connect(context)
-    except ConfigException as error:
-        raise RequestFailed(
-            f"no cluster: {error}; set KUBECONFIG or --context, or use --machine for this machine"
-        ) from error
-    try:
+
         facts = await read_cluster(client, namespace)
         return cluster_findings(facts) + (await try_policies(client, facts) if probe else [])
-    except KubernetesError as error:
-        raise RequestFailed(str(error)) from error
-    finally:
-        await client.close()
 
 
 def _lines(finding: Finding) -> list[str]:

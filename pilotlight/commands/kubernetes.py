@@ -4,8 +4,9 @@ Their libraries come with an extra, and are imported when a verb runs.
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
 
 import typer
 
@@ -58,27 +59,33 @@ def scale(
     asyncio.run(_scale(target, Output(json_), pods=pods, namespace=namespace))
 
 
-async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
-    """Scale a pool; with a registry the emptiest pods are removed first."""
+@asynccontextmanager
+async def cluster_client(
+    context: str | None = None, *, remedy: str = "set KUBECONFIG"
+) -> AsyncIterator[Any]:
+    """The client of `controller.api.connect`, whose errors become RequestFailed."""
     with requires_extra("kubernetes"):
         from kubernetes.aio.config import ConfigException
 
         from controller.api import KubernetesError, connect
+    try:
+        async with await connect(context) as client:
+            yield client
+    except ConfigException as error:
+        raise RequestFailed(f"no cluster: {error}; {remedy}") from error
+    except KubernetesError as error:
+        raise RequestFailed(str(error)) from error
+
+
+async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
+    """Scale a pool; with a registry the emptiest pods are removed first."""
+    pool = target.pool
+    registered = await _registered_pods(target) if target.redis_url else {}
+    async with cluster_client() as client:
         from controller.pool_scaler import PoolScaler
         from controller.pool_size import ScaledElsewhere
 
-    pool = target.pool
-    registered = await _registered_pods(target) if target.redis_url else {}
-    try:
-        client = await connect()
-    except ConfigException as error:
-        raise RequestFailed(f"no cluster: {error}; set KUBECONFIG") from error
-    try:
         done = await PoolScaler(client, namespace=namespace).scale(pool, pods, registered)
-    except KubernetesError as error:
-        raise RequestFailed(str(error)) from error
-    finally:
-        await client.close()
     if isinstance(done, ScaledElsewhere):
         raise RequestFailed(f"nothing was changed: {done.reason}")
     lines = [f"pool {pool} scaled to {done.pods} pods", *([done.note] if done.note else [])]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from controller.api import LIST_TIMEOUT_S, Denied, Gone, api_errors, read_json
+from controller.api import Denied, Gone, read_json
 from controller.resources import POOL
 
 Document = dict[str, Any]
@@ -58,9 +58,8 @@ class ClusterFacts:
 async def read_cluster(api: client.ApiClient, namespace: str) -> ClusterFacts:
     """Raises ClusterUnreachable."""
     facts = ClusterFacts(namespace)
-    with api_errors("read", "the version"):
-        found = await client.VersionApi(api).get_code(_request_timeout=LIST_TIMEOUT_S)
-    facts.version = (int(found.major), int("".join(filter(str.isdigit, found.minor))))
+    found = await read_json(api, "/version/")
+    facts.version = (int(found["major"]), int("".join(filter(str.isdigit, found["minor"]))))
     for name, path in _PATHS.items():
         try:
             facts.lists[name] = await _list(api, name, path, namespace)

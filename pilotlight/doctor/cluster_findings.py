@@ -18,7 +18,7 @@ from controller.resources import POOL, Role, mode_of, read_service, role_of
 from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from pilotlight.doctor.cluster_facts import ClusterFacts, Document
 
@@ -27,20 +27,16 @@ GPU: Final = "nvidia.com/gpu"
 DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.major"
 _WEBHOOKS: Final = ("annotations.pilotlight.io", "defaults.pilotlight.io")
 _POOL_MODES: Final = ("Standard", "RawDeployment", "Knative")
-_FEATURES: Final[Mapping[str, Callable[[Document], bool]]] = {
-    "kubernetes.podspec-fieldref": lambda pod: True,
-    "kubernetes.podspec-volumes-hostpath": lambda pod: any(
-        "hostPath" in each for each in pod.get("volumes", ())
-    ),
-    "kubernetes.podspec-init-containers": lambda pod: bool(pod.get("initContainers")),
-    "kubernetes.podspec-tolerations": lambda pod: bool(pod.get("tolerations")),
-    "kubernetes.podspec-affinity": lambda pod: bool(pod.get("affinity")),
-    "kubernetes.podspec-nodeselector": lambda pod: bool(pod.get("nodeSelector")),
-    "kubernetes.podspec-topologyspreadconstraints": lambda pod: bool(
-        pod.get("topologySpreadConstraints")
-    ),
+_FEATURES: Final = {
+    "fieldref": "containers",
+    "volumes-hostpath": "hostPath",
+    "init-containers": "initContainers",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "nodeselector": "nodeSelector",
+    "topologyspreadconstraints": "topologySpreadConstraints",
 }
-"""Knative's feature flags, and whether a pool's pod needs them."""
+"""Knative's feature flags `kubernetes.podspec-…`, and the field of a pod that needs each."""
 
 
 def cluster_findings(facts: ClusterFacts) -> list[Finding]:
@@ -339,10 +335,11 @@ def _knative(facts: ClusterFacts, subject: str, pod: Document) -> Iterator[Findi
             "install Knative Serving 1.21, or use mode Standard",
         )
         return
+    used = {field for field in pod if pod[field]} | {k for v in pod.get("volumes", ()) for k in v}
     for features in maps:
-        for flag, is_needed in _FEATURES.items():
+        for flag in [f"kubernetes.podspec-{flag}" for flag in _FEATURES if _FEATURES[flag] in used]:
             value = (features.get("data") or {}).get(flag, "disabled")
-            if is_needed(pod) and value.lower() not in ("enabled", "allowed"):
+            if value.lower() not in ("enabled", "allowed"):
                 yield problem(
                     subject,
                     f"needs Knative's feature {flag}, which is {value}",

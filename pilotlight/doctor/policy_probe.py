@@ -10,7 +10,8 @@ from typing import Final
 
 from kubernetes.aio import client
 
-from controller.api import TIMEOUT_S, Denied, api_errors
+from controller.api import Denied, path_of, read_json, request
+from controller.resources import Kind
 from pilotlight.doctor import Finding, ok, problem, unknown
 from pilotlight.doctor.cluster_facts import ClusterFacts, Document
 
@@ -41,7 +42,7 @@ async def try_policies(api: client.ApiClient, facts: ClusterFacts) -> list[Findi
     if _GATEWAY not in targets or len(targets) == 1 or not facts.items("network_policies"):
         return []
     try:
-        status = await _run(client.CoreV1Api(api), _pod(facts, list(targets.values())))
+        status = await _run(api, _pod(facts, list(targets.values())))
     except (Denied, TimeoutError) as error:
         return [_not_tried(str(error))]
     return [judge([name for bit, name in enumerate(targets, 1) if status & 1 << bit])]
@@ -104,20 +105,18 @@ def _pod(facts: ClusterFacts, targets: list[str]) -> Document:
     }
 
 
-async def _run(core: client.CoreV1Api, pod: Document) -> int:
+async def _run(api: client.ApiClient, pod: Document) -> int:
     """The exit status of the pod's container, once the pod is deleted. Raises TimeoutError."""
-    with api_errors("create", f"a pod in namespace {NAMESPACE}"):
-        made = await core.create_namespaced_pod(NAMESPACE, pod, _request_timeout=TIMEOUT_S)
-    where = (made.metadata.name, NAMESPACE)
+    pods, subject = path_of(Kind.POD, NAMESPACE), f"a pod in namespace {NAMESPACE}"
+    made = await request(api, "POST", pods, subject, pod)
+    path = f"{pods}/{made['metadata']['name']}"
     try:
         for _ in range(round(POD_TIMEOUT_S / POLL_INTERVAL_S)):
-            with api_errors("read the pod", where[0]):
-                found = await core.read_namespaced_pod(*where, _request_timeout=TIMEOUT_S)
-            for each in found.status.container_statuses or ():
-                if each.state.terminated is not None:
-                    return int(each.state.terminated.exit_code)
+            found = await read_json(api, path)
+            for each in found["status"].get("containerStatuses") or ():
+                if (ended := each["state"].get("terminated")) is not None:
+                    return int(ended["exitCode"])
             await asyncio.sleep(POLL_INTERVAL_S)
-        raise TimeoutError(f"the pod {NAMESPACE}/{where[0]} did not end in {POD_TIMEOUT_S} s")
+        raise TimeoutError(f"{path} did not end in {POD_TIMEOUT_S} s")
     finally:
-        with api_errors("delete the pod", where[0]):
-            await core.delete_namespaced_pod(*where, _request_timeout=TIMEOUT_S)
+        await request(api, "DELETE", path, "the pod")

@@ -128,10 +128,13 @@ class ApiServer:
     kinds: tuple[str, ...] = (INFERENCE_POOLS, ROUTES)
     objects: dict[str, Any] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    is_denied: bool = False
 
     async def serve(self, request: web.Request) -> web.Response:
         self.requests.append(f"{request.method} {request.path}")
         folder = request.path.rpartition("/")[0]
+        if request.path in self.kinds and self.is_denied:
+            return web.json_response({"message": "forbidden"}, status=403)
         if request.path in self.kinds:
             assert "managed-by" in request.query["labelSelector"]
             of_kind = [each for path, each in self.objects.items() if path.startswith(request.path)]
@@ -150,8 +153,11 @@ class ApiServer:
         return {path.rpartition("/")[2] for path in self.objects if path.startswith(ROUTES)}
 
 
+Stage = tuple[ApiServer, ClusterObjects, InferencePoolReconciler]
+
+
 @pytest.fixture
-async def stage() -> AsyncIterator[tuple[ApiServer, ClusterObjects, InferencePoolReconciler]]:
+async def stage() -> AsyncIterator[Stage]:
     server, app, objects = ApiServer(), web.Application(), ClusterObjects()
     app.router.add_route("*", "/{path:.*}", server.serve)
     runner = web.AppRunner(app)
@@ -177,9 +183,7 @@ def model(name: str, of_pool: str) -> dict[str, Any]:
     return service(annotations=annotations, name=name, uid=name)
 
 
-async def test_models_of_another_pool_are_routed_until_they_go(
-    stage: tuple[ApiServer, ClusterObjects, InferencePoolReconciler],
-) -> None:
+async def test_models_of_another_pool_are_routed_until_they_go(stage: Stage) -> None:
     server, objects, reconciler = stage
     for each in (pool("first", "2026-01-01"), pool("second", "2026-01-02"),
                  model("a", "first"), model("b", "second")):  # fmt: skip
@@ -199,9 +203,7 @@ async def test_models_of_another_pool_are_routed_until_they_go(
     }
 
 
-async def test_one_that_is_anothers_does_not_stop_the_rest(
-    stage: tuple[ApiServer, ClusterObjects, InferencePoolReconciler],
-) -> None:
+async def test_one_that_is_anothers_does_not_stop_the_rest(stage: Stage) -> None:
     server, objects, reconciler = stage
     theirs = {"metadata": {"name": "first"}}
     server.objects[f"{INFERENCE_POOLS}/first"] = theirs
@@ -212,12 +214,35 @@ async def test_one_that_is_anothers_does_not_stop_the_rest(
     assert server.names() == {"first"}
 
 
-async def test_kinds_that_are_missing_are_asked_for_once(
-    stage: tuple[ApiServer, ClusterObjects, InferencePoolReconciler],
-) -> None:
+async def test_kinds_that_are_missing_are_asked_for_once(stage: Stage) -> None:
     server, objects, reconciler = stage
     server.kinds = ()
     objects.update(read_service(pool("first", "2026-01-01")))
     for _ in range(3):
         assert await reconciler.reconcile_all()
     assert server.requests == [f"GET {INFERENCE_POOLS}", f"GET {ROUTES}"]
+
+
+def without_picker(reconciler: InferencePoolReconciler) -> InferencePoolReconciler:
+    """A controller that starts later, without the flag."""
+    api, writer, objects = reconciler._api, reconciler._writer, reconciler._objects
+    return InferencePoolReconciler(ControllerSettings(), api, writer, objects)
+
+
+async def test_without_the_flag_what_was_made_is_deleted(stage: Stage) -> None:
+    server, objects, reconciler = stage
+    objects.update(read_service(pool("first", "2026-01-01")))
+    await reconciler.reconcile_all()
+    theirs = {"metadata": {"name": "theirs"}}
+    server.objects[f"{ROUTES}/theirs"] = theirs
+    await without_picker(reconciler).reconcile_all()
+    assert server.objects == {f"{ROUTES}/theirs": theirs}
+
+
+async def test_without_the_flag_a_role_without_the_kinds_is_no_fault(stage: Stage) -> None:
+    server, objects, reconciler = stage
+    objects.update(read_service(pool("first", "2026-01-01")))
+    server.is_denied = True
+    assert await without_picker(reconciler).reconcile_all()
+    with pytest.raises(Denied):
+        await reconciler.reconcile_all()

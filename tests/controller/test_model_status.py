@@ -6,7 +6,6 @@ import pytest
 from controller.model_status import (
     FIRST_WRITE_DELAY_S,
     WRITE_INTERVAL_S,
-    CanaryVersion,
     Copies,
     ModelFacts,
     count_copies,
@@ -110,7 +109,7 @@ def test_canaries_are_the_latest_revision() -> None:
     assert MODEL.spec is not None
     following = replace(MODEL.spec, name=ModelName("team", "translate-next"))
     other = replace(MODEL.spec, name=ModelName("team", "translate-other"))
-    canaries = (CanaryVersion(following, 20), CanaryVersion(other, 5))
+    canaries = ((following, 20), (other, 5))
     predictor = make_status(MODEL, replace(FACTS, canaries=canaries), NOW)["components"][
         "predictor"
     ]

@@ -69,7 +69,7 @@ def enabled(
     installed("rollout", "status", *CONTROLLER)
     yield installed
     for kind in ("role", "rolebinding"):
-        installed("delete", *IN_NAMESPACE, kind, "pilotlight-inference-pools")
+        installed("delete", *IN_NAMESPACE, kind, "pilotlight-inference-pools", "--ignore-not-found")
     kept = kustomize(MANIFESTS / "overlays" / "minimal")
     installed.apply(
         [each for each in kept if each["kind"] not in ("InferenceService", "ConfigMap")],
@@ -255,3 +255,10 @@ def test_the_gateways_take_their_configurations(kinds: Kubectl, module: str) -> 
         file = MANIFESTS / "gateways" / f"{name}.yaml"
         applied = kinds("apply", "--server-side", "--dry-run=server", "-f", str(file))
         assert len(applied.splitlines()) == len(list(yaml.safe_load_all(file.read_text())))
+
+
+def test_they_go_once_the_component_is_taken_away(kinds: Kubectl) -> None:
+    assert names(kinds)
+    kinds("delete", *IN_NAMESPACE, "role,rolebinding", "pilotlight-inference-pools")
+    restart(kinds, "PILOTLIGHT_PICKER_SERVICE-")
+    wait_until(lambda: not names(kinds), what="the controller's objects are gone", timeout_s=60)
