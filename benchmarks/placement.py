@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from autoscaler.placement import planner_names, planner_of
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.prediction import Predictor
 from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 from benchmarks.marks import Mark
+from research.placement.fleet import accelerators_of, gap_ratio
 from research.placement.profile_csv import read_profiles
 
 PROBLEMS: Final = 100
@@ -70,7 +70,7 @@ def _run(
     started = time.process_time()
     placement = planner_of(planner)(workloads, accelerators_of(_KIND, gpus), profiles, (), params)
     took = time.process_time() - started
-    return PlanRun(problem, planner, took, placement.total_rps, placement.gap_ratio)
+    return PlanRun(problem, planner, took, placement.total_rps, gap_ratio(placement))
 
 
 def source() -> str:

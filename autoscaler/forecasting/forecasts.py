@@ -14,7 +14,6 @@ from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
 from autoscaler.forecasting.patterns import ArrivalPattern, PatternAssignment, classify, seasonal
 from autoscaler.forecasting.recency import (
-    RecencyModel,
     fit_recency,
     p_arrival_by_interarrival,
     p_minute,
@@ -189,7 +188,8 @@ class FittedModel:
     """Parameters fitted to a history; rows are the models of that history."""
 
     fit: Fit
-    recency: RecencyModel
+    recency: Floats
+    """Weights of `fit_recency`."""
     models: tuple[str, ...]
     origin_s: float
 
@@ -232,16 +232,14 @@ def arrivals_per_s(demand: Demand) -> Floats:
     p_minute = np.clip(np.nan_to_num(demand.p_minute, nan=0.0), 0.0, 1.0)
     hazard = -np.log1p(-np.minimum(p_minute, _MAX_P)) / MINUTE_S
     mean = mean_per_s(demand)
-    result: Floats = np.where(p_minute >= _MAX_P, np.maximum(hazard, mean), hazard)
-    return result
+    return np.where(p_minute >= _MAX_P, np.maximum(hazard, mean), hazard)
 
 
 def mean_per_s(demand: Demand) -> Floats:
     """(models,): mean arrivals in the first window of at least a minute."""
     column, window_s = _minute(demand)
     mean = np.nan_to_num(demand.forecast.mean[:, column], nan=0.0, posinf=0.0)
-    result: Floats = np.maximum(mean, 0.0) / window_s
-    return result
+    return np.maximum(mean, 0.0) / window_s
 
 
 def quantiles_per_s(demand: Demand, probability: float) -> Floats:
@@ -249,8 +247,7 @@ def quantiles_per_s(demand: Demand, probability: float) -> Floats:
     column, window_s = _minute(demand)
     probabilities = np.asarray(demand.horizon.probabilities)
     level = int(np.argmax(probabilities >= min(probability, probabilities[-1])))
-    result: Floats = demand.forecast.quantiles[:, column, level] / window_s
-    return result
+    return demand.forecast.quantiles[:, column, level] / window_s
 
 
 def _minute(demand: Demand) -> tuple[int, float]:

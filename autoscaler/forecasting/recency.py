@@ -8,7 +8,6 @@ It reacts faster to the end of a burst than the forecasts by pattern, which mode
 `p_minute` combines both by their log-odds.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -51,35 +50,27 @@ _PRIOR_GAPS: Final = 4.0
 and only recency counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecencyModel:
-    """The fitted regression: weights of the features, the constant last."""
-
-    weights: Floats
-
-
-def fit_recency(history: History) -> RecencyModel:
-    """Fit to the whole minutes of a history."""
+def fit_recency(history: History) -> Floats:
+    """Weights of the features, the constant last; fitted to the whole minutes of a history."""
     stride = max(1, history.models // _MAX_MODELS)
     known = history.known_minutes[::stride].astype(np.int64)
     is_active = np.asarray(history.minutes[::stride, -known.max(initial=1) :], dtype=np.uint32) > 0
     features, arrived = _training_set(
         is_active, history.active_minutes[::stride], known, history.origin_minute
     )
-    return RecencyModel(weights=_regress(features, arrived, _returns(is_active)))
+    return _regress(features, arrived, _returns(is_active))
 
 
-def p_recent(history: History, recency: RecencyModel) -> Floats:
+def p_recent(history: History, recency: Floats) -> Floats:
     """(models,): P(arrival in the minute from the origin) by recency alone."""
     features = _features(_active_shares(history), history.age_minutes)
-    log_odds = np.clip(features @ recency.weights, -30.0, 30.0)
-    result: Floats = 1 / (1 + np.exp(-log_odds))
-    return result
+    log_odds = np.clip(features @ recency, -30.0, 30.0)
+    return 1 / (1 + np.exp(-log_odds))
 
 
 def p_minute(
     history: History,
-    recency: RecencyModel,
+    recency: Floats,
     forecast: Forecast,
     horizon: ForecastHorizon,
     is_periodic: Booleans,
@@ -97,8 +88,7 @@ def p_minute(
     gaps = np.isfinite(history.gaps_min).sum(axis=1)
     weight = 1 - (1 - _WEIGHT) * gaps / (gaps + _PRIOR_GAPS)
     pooled = pool_log_odds(p_recent(history, recency), by_hazard.mean(axis=1), weight)
-    result: Floats = np.where(is_periodic, (forecast.p_arrival / minutes).max(axis=1), pooled)
-    return result
+    return np.where(is_periodic, (forecast.p_arrival / minutes).max(axis=1), pooled)
 
 
 def _features(levels: Floats, age_min: Floats) -> Floats:
@@ -116,8 +106,7 @@ def _active_shares(history: History) -> Floats:
         (1 - np.exp2(-1 / each)) * np.exp2(ago * np.float32(-1 / each)).sum(axis=1)
         for each in _HALF_LIVES_MIN
     ]
-    result: Floats = np.stack(levels, axis=1)
-    return result
+    return np.stack(levels, axis=1)
 
 
 def _training_set(
@@ -181,14 +170,12 @@ def _regress(features: Floats, arrived: Floats, returns: int) -> Floats:
 def pool_log_odds(one: Floats, other: Floats, weight: Floats | float) -> Floats:
     """The weighted mean of the log-odds of two probabilities (Satopaa et al. 2014)."""
     odds = weight * _log_odds(one) + (1 - weight) * _log_odds(other)
-    result: Floats = 1 / (1 + np.exp(-odds))
-    return result
+    return 1 / (1 + np.exp(-odds))
 
 
 def _log_odds(p: Floats) -> Floats:
     bounded = np.clip(p, 1e-6, 1 - 1e-6)
-    result: Floats = np.log(bounded / (1 - bounded))
-    return result
+    return np.log(bounded / (1 - bounded))
 
 
 _GAPS_BEFORE: Final = 3.0
@@ -300,5 +287,4 @@ def _run_begins(starts: Integers, first: Integers, ends: Integers) -> Integers:
     last = intervals[ends - 1][for_model]
     is_similar = np.abs(intervals[inside] - last) <= np.maximum(_SIMILAR_SHARE * last, _SIMILAR_S)
     after = np.where(is_similar, -1, inside) + 1
-    result: Integers = np.maximum(np.maximum.reduceat(after, of_models[:-1]), first)
-    return result
+    return np.maximum(np.maximum.reduceat(after, of_models[:-1]), first)

@@ -199,8 +199,7 @@ def _averages(history: History, profiles: Floats, lags: list[int], windows_min: 
     )
     behind = np.concatenate([behind, np.ones((*behind.shape[:3], 1))], axis=-1)
     factor = ahead / np.maximum(behind, _MIN_PAST_LOAD)
-    result: Floats = levels[:, :, None] * factor * windows_min[:, None]
-    return result
+    return levels[:, :, None] * factor * windows_min[:, None]
 
 
 def _levels(history: History, lags: list[int]) -> Floats:
@@ -240,15 +239,13 @@ def _outcomes(history: History, lags: list[int]) -> Floats:
     total = np.pad(total, ((0, 0), (1, 0)))
     starts = np.maximum(total.shape[1] - 1 - np.asarray(lags), 0)
     ends = np.minimum(starts[:, None] + np.asarray(NOISE_WINDOWS_MIN), total.shape[1] - 1)
-    result: Floats = total[:, ends] - total[:, starts][..., None]
-    return result
+    return total[:, ends] - total[:, starts][..., None]
 
 
 def _loss(mean: Floats, observed: Floats, size: Floats) -> Floats:
     """Log loss of a negative binomial, without terms that do not depend on the mean."""
     mean = np.maximum(mean, 1e-4)
-    result: Floats = (observed + size) * np.log1p(mean / size) - observed * np.log(mean)
-    return result
+    return (observed + size) * np.log1p(mean / size) - observed * np.log(mean)
 
 
 def _size(mean: Floats, observed: Floats, is_known: Floats) -> Floats:

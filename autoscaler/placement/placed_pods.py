@@ -112,7 +112,6 @@ def should_adopt(gain_rps: float, moving_costs_requests: float) -> bool:
 class Move:
     """One change of one accelerator. A replica is warm before the one it replaces leaves."""
 
-    accelerator: str
     starts: PlacedReplica | None
     stops: PlacedReplica | None
 
@@ -123,8 +122,8 @@ def moves(
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
     costs: Mapping[str, float],
-) -> list[list[Move]]:
-    """Steps from the current replicas to the wanted ones; at most one per accelerator each.
+) -> dict[str, list[Move]]:
+    """By accelerator: the steps from the current replicas to the wanted ones, in order.
 
     A replica starts before one leaves. Where there is no room for both, the cheapest to move
     leaves first; `costs`: by model.
@@ -135,18 +134,15 @@ def moves(
         point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
         return point.memory_pct if point is not None else 0.0
 
-    queues = [
-        _moves_on(
-            name,
+    return {
+        name: _moves_on(
             [each for each in current if each.accelerator == name],
             [each for each in wanted if each.accelerator == name],
             memory,
             costs,
         )
         for name in sorted(kinds)
-    ]
-    steps = max((len(queue) for queue in queues), default=0)
-    return [[queue[at] for queue in queues if at < len(queue)] for at in range(steps)]
+    }
 
 
 def without_rate(replica: PlacedReplica) -> PlacedReplica:
@@ -159,7 +155,6 @@ def _same(one: PlacedReplica, other: PlacedReplica) -> bool:
 
 
 def _moves_on(
-    name: str,
     running: Sequence[PlacedReplica],
     wanted: Sequence[PlacedReplica],
     memory: Callable[[PlacedReplica], float],
@@ -175,14 +170,14 @@ def _moves_on(
         while leaving and used + memory(new) > FITS_PCT:
             cheapest = leaving.pop(0)
             used -= memory(cheapest)
-            found.append(Move(name, None, cheapest))
+            found.append(Move(None, cheapest))
         used += memory(new)
         replaced = next((each for each in leaving if each.model == new.model), None)
         if replaced is not None:
             leaving.remove(replaced)
             used -= memory(replaced)
-        found.append(Move(name, new, replaced))
-    found += [Move(name, None, each) for each in leaving]
+        found.append(Move(new, replaced))
+    found += [Move(None, each) for each in leaving]
     return found
 
 
@@ -206,20 +201,15 @@ def next_step(
     warm_pods = {pod.name for pod in record.pods} - cold_since_s.keys()
     record = _updated_in_place(record)
     running = {without_rate(pod.replica): pod for pod in record.pods}
-    steps = moves(
-        list(running), [without_rate(each) for each in record.target], accelerators, profiles, costs
-    )
-    for accelerator in sorted({each.name for each in accelerators}):
-        queue = [move for step in steps for move in step if move.accelerator == accelerator]
+    wanted = [without_rate(each) for each in record.target]
+    queues = moves(list(running), wanted, accelerators, profiles, costs)
+    for accelerator, queue in queues.items():
         here = [pod for pod in record.pods if pod.replica.accelerator == accelerator]
         if any(pod.name not in warm_pods for pod in here) or not queue:
             continue
         record = _carried_out(record, queue, running, warm_pods, now_s)
-    gone = {pod.replica.accelerator for pod in record.pods} - {each.name for each in accelerators}
-    if gone:
-        pods = tuple(pod for pod in record.pods if pod.replica.accelerator not in gone)
-        record = replace(record, pods=pods)
-    return record
+    pods = tuple(pod for pod in record.pods if pod.replica.accelerator in queues)
+    return replace(record, pods=pods)
 
 
 def has_arrived(record: PlacementRecord) -> bool:

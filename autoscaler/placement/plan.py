@@ -54,21 +54,6 @@ class Placement:
     def total_rps(self) -> float:
         return sum(each.goodput_rps for each in self.models)
 
-    @property
-    def gap_ratio(self) -> float:
-        """Part of the bound that the plan misses; 0: proven optimal."""
-        if self.bound_rps <= 0:
-            return 0.0
-        return max(0.0, 1 - self.total_rps / self.bound_rps)
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The accelerators with a replica, by name."""
-        return tuple(sorted({each.accelerator for each in self.replicas}))
-
-    def of(self, model: str) -> tuple[PlacedReplica, ...]:
-        return tuple(each for each in self.replicas if each.model == model)
-
 
 def replica_order(replica: PlacedReplica) -> tuple[str, str]:
     return replica.accelerator, replica.model
@@ -161,9 +146,3 @@ def throughput_bound(
         )
         for workload in workloads
     )
-
-
-def accelerators_of(kind: str, count: int) -> list[AcceleratorView]:
-    """Accelerators of one kind, in the order of their names."""
-    digits = len(str(max(0, count - 1)))
-    return [AcceleratorView(f"{kind}-{at:0{digits}}", kind) for at in range(count)]

@@ -239,15 +239,9 @@ def validate(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    *,
-    one_kind: bool = False,
     missing: Missing = missing_profiles,
 ) -> None:
-    """Raise InvalidPlacementInput with all mistakes.
-
-    `one_kind`: mixed kinds are a mistake; `missing`: finds missing profiles, for planners that need
-    no measured batches.
-    """
+    """Raise InvalidPlacementInput with all mistakes; `missing`: those in what a planner needs."""
     kinds = sorted({each.kind for each in accelerators})
     given = {"accelerators": accelerators, "workloads": workloads}
     problems = [f"{name}: at least one is needed" for name, found in given.items() if not found]
@@ -258,7 +252,5 @@ def validate(
         if not (0 <= each.rate_rps < inf and 0 < each.slo_s < inf)
     ]
     problems += missing(workloads, kinds, profiles)
-    if one_kind and len(kinds) > 1:
-        problems.append(f"accelerators must be of one kind for this planner, were of {kinds}")
     if problems:
         raise InvalidPlacementInput(problems)

@@ -27,7 +27,6 @@ from autoscaler.placement.problem import (
     PlanParams,
     Profiles,
     Workload,
-    validate,
 )
 from registry.domain.records import PlacedReplica
 
@@ -46,21 +45,9 @@ class ModelNeed:
     memory_pct: float
 
 
-def distance(needs: Sequence[ModelNeed]) -> float:
+def _distance(needs: Sequence[ModelNeed]) -> float:
     """D = |sum of Creq - sum of Mreq|."""
     return abs(sum(each.compute_pct - each.memory_pct for each in needs))
-
-
-def group_models(needs: Sequence[ModelNeed]) -> list[tuple[ModelNeed, ...]]:
-    """The groups, by falling sum of needs: the order in which they are placed.
-
-    Groups of at most four models whose needs of compute and memory balance, merged in pairs by two
-    rounds of a matching of minimum weight (Elvinger 2024, 5.2.2).
-    """
-    groups: list[tuple[ModelNeed, ...]] = [(each,) for each in sorted(needs)]
-    for _ in range(_ROUNDS):
-        groups = _merge_pairs(groups)
-    return sorted(groups, key=lambda group: (-_total(group), group))
 
 
 def _total(group: Sequence[ModelNeed]) -> float:
@@ -73,7 +60,7 @@ def _merge_pairs(groups: list[tuple[ModelNeed, ...]]) -> list[tuple[ModelNeed, .
     graph = nx.Graph()
     graph.add_nodes_from(range(len(groups)))
     for left, right in combinations(range(len(groups)), 2):
-        apart = distance((*groups[left], *groups[right]))
+        apart = _distance((*groups[left], *groups[right]))
         graph.add_edge(left, right, weight=apart - _SQUARE_WEIGHT * apart**2)
     matched = sorted(tuple(sorted(pair)) for pair in nx.min_weight_matching(graph))
     merged = [tuple(sorted(groups[left] + groups[right])) for left, right in matched]
@@ -129,8 +116,7 @@ def plan_usher(
     profiles: Profiles,
     params: PlanParams,
 ) -> Placement:
-    """Usher with the given metric as the compute need."""
-    validate(workloads, accelerators, profiles, one_kind=True)
+    """Usher with the given metric as the compute need, on accelerators of one kind."""
     names = sorted(each.name for each in accelerators)
     kind = accelerators[0].kind
     batches = {each.model: profiles.feasible(each, kind) for each in workloads}
@@ -169,15 +155,20 @@ def plan_usher(
 def _groups(
     served: dict[str, Workload], batches: dict[str, tuple[BatchPoint, ...]], metric: Metric
 ) -> list[tuple[str, ...]]:
-    needs = [
-        ModelNeed(
-            model,
-            sum(each.compute_pct(metric) for each in batches[model]),
-            sum(each.memory_pct for each in batches[model]),
-        )
-        for model in served
-    ]
-    return [tuple(each.model for each in group) for group in group_models(needs)]
+    """The groups, by falling sum of needs: the order in which they are placed.
+
+    Groups of at most four models whose needs of compute and memory balance, merged in pairs by two
+    rounds of a matching of minimum weight (Elvinger 2024, 5.2.2).
+    """
+    groups: list[tuple[ModelNeed, ...]] = []
+    for model in sorted(served):
+        compute_pct = sum(each.compute_pct(metric) for each in batches[model])
+        memory_pct = sum(each.memory_pct for each in batches[model])
+        groups.append((ModelNeed(model, compute_pct, memory_pct),))
+    for _ in range(_ROUNDS):
+        groups = _merge_pairs(groups)
+    groups.sort(key=lambda group: (-_total(group), group))
+    return [tuple(each.model for each in group) for group in groups]
 
 
 def _fewest(workload: Workload, batches: Sequence[BatchPoint]) -> int:

@@ -20,6 +20,7 @@ from autoscaler.placement.problem import (
     validate,
 )
 from registry.domain.records import PlacedReplica
+from research.placement.fleet import of_one_kind
 from research.placement.igniter_model import (
     HardwareCoefficients,
     LatencyMs,
@@ -64,7 +65,7 @@ def plan_igniter(
     params: PlanParams,
 ) -> Placement:
     """Reads of the params: `has_shares`."""
-    validate(workloads, accelerators, profiles, one_kind=True, missing=_missing)
+    validate(workloads, accelerators, profiles, of_one_kind(_missing))
     coefficients = kind_coefficients(profiles, accelerators[0].kind)
     assert coefficients is not None
     names = sorted(each.name for each in accelerators)

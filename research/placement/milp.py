@@ -30,6 +30,7 @@ from autoscaler.placement.problem import (
 )
 from autoscaler.placement.usher import plan_usher
 from registry.domain.records import PlacedReplica
+from research.placement.fleet import gap_ratio, of_one_kind
 from research.placement.goodput_program import GoodputProgram, KindItems, SolvedProgram
 from research.placement.patterns import (
     Item,
@@ -89,7 +90,7 @@ def plan_milp(
         reasons=unservable_reasons(workloads, accelerators, profiles),
     )
     is_small = len(kinds) == 1 and len(workloads) <= _SMALL
-    if is_small and placement.gap_ratio > _PROVEN:
+    if is_small and gap_ratio(placement) > _PROVEN:
         heuristic = plan_usher(
             metric, workloads, accelerators, profiles, PlanParams(has_shares=False)
         )
@@ -183,9 +184,20 @@ def _planner(plan: ByMetric, metric: Metric) -> Plan:
     return planned
 
 
-USHER: Final = _planner(plan_usher, Metric.ACHIEVED_OCCUPANCY)
-WAO_USHER: Final = _planner(plan_usher, Metric.MEAN_OCCUPANCY)
-WSM_USHER: Final = _planner(plan_usher, Metric.SM_UTILIZATION)
+def _usher(
+    metric: Metric,
+    workloads: Sequence[Workload],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    params: PlanParams,
+) -> Placement:
+    validate(workloads, accelerators, profiles, of_one_kind())
+    return plan_usher(metric, workloads, accelerators, profiles, params)
+
+
+USHER: Final = _planner(_usher, Metric.ACHIEVED_OCCUPANCY)
+WAO_USHER: Final = _planner(_usher, Metric.MEAN_OCCUPANCY)
+WSM_USHER: Final = _planner(_usher, Metric.SM_UTILIZATION)
 AO_MILP: Final = _planner(plan_milp, Metric.ACHIEVED_OCCUPANCY)
 WAO_MILP: Final = _planner(plan_milp, Metric.MEAN_OCCUPANCY)
 WSM_MILP: Final = _planner(plan_milp, Metric.SM_UTILIZATION)

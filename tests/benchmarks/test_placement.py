@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import validate
 from benchmarks.placement import PlanRun, marks, random_problem, summary
+from research.placement.fleet import accelerators_of
 
 _RUNS = (
     *(PlanRun(f"8x8 {at}", "wao-milp", 0.5, 100.0, 0.0) for at in range(20)),

@@ -50,15 +50,15 @@ print(found.policy, found.decision.predict, header)
 
 _PLACED: Final = """
 from autoscaler.placement import planner_of
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import (
-    BatchPoint, ModelProfile, PlanParams, Profiles, Workload,
+    AcceleratorView, BatchPoint, ModelProfile, PlanParams, Profiles, Workload,
 )
 
 batches = (BatchPoint(1, 0.01, 100, 10, 10, 10, 10),)
 profiles = Profiles(tuple(ModelProfile(name, "cpu", batches) for name in "ab"))
 loads = [Workload(name, 5, 1) for name in "ab"]
-plan = planner_of("one-each")(loads, accelerators_of("cpu", 2), profiles, (), PlanParams())
+cpus = [AcceleratorView(name, "cpu") for name in ("cpu-0", "cpu-1")]
+plan = planner_of("one-each")(loads, cpus, profiles, (), PlanParams())
 print(plan.planner, len({each.accelerator for each in plan.replicas}))
 """
 

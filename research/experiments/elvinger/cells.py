@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Workload
 from research.experiments.harness.experiment import ExperimentError
 from research.placement.built_batches import built_batches
+from research.placement.fleet import accelerators_of
 from research.placement.profile_csv import read_profiles
 
 FILE: Final = "v100_profiles.csv"

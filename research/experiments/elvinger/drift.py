@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from autoscaler.place import plan_and_compare, predicted_rps
 from autoscaler.placement.placed_pods import moves, planned_for, should_adopt, should_replan
 from autoscaler.placement.placement_input import PlacementInput
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import PlanParams, Workload
 from load.trace_spec import open_trace
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
+from research.placement.fleet import accelerators_of
 
 _TRACE_FILE: Final = "huawei_cold_starts_per_minute.csv.gz"
 _GPUS: Final = 4
@@ -76,8 +76,8 @@ def run_day(task: DriftTask) -> DriftRun:
         if is_due:
             plans += 1
             placement, gain_rps = plan_and_compare(_PLANNER, inputs, current, _PARAMS)
-            steps = moves(current, placement.replicas, gpus, profiles, {})
-            starts = [each for step in steps for each in step if each.starts is not None]
+            queues = moves(current, placement.replicas, gpus, profiles, {}).values()
+            starts = [each.starts for queue in queues for each in queue if each.starts is not None]
             cost = _LOAD_S * sum(_rate_at(each.accelerator, current) for each in starts)
             known = planned_for(inputs)
             if task.way == "every tick" or not current or should_adopt(gain_rps, cost):

@@ -23,6 +23,7 @@ from research.experiments.elvinger.cells import (
 from research.experiments.elvinger.plots import GoodputPoint, draw_goodput, draw_plans
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
+from research.placement.fleet import used_by
 
 _COMPARED: Final = tuple(name for name in planner_names() if name != "igniter")
 _WITHIN_RPS: Final = 0.01
@@ -57,7 +58,7 @@ def plan_cell(task: PlanTask) -> PlannedCell:
         task.cell,
         placement.total_rps,
         predicted_rps(placement, task.cell, profiles),
-        len(placement.used),
+        len(used_by(placement)),
         len(placement.replicas),
     )
 
@@ -114,7 +115,7 @@ def _stated_table(profiles: Profiles) -> Table:
                 each.planner,
                 each.goodput_rps,
                 round(found.total_rps, 2),
-                len(found.used),
+                len(used_by(found)),
                 "yes" if is_same else "no",
             )
         )

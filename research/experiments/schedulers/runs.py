@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from load.report.summary import TimeSpans, union
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
@@ -29,7 +28,7 @@ from registry.domain.model import (
 from registry.domain.pod import ProfilePoint
 from research.experiments.schedulers.scheduler_configs import scheduler_config
 from research.experiments.schedulers.setting import MAIN, Setting
-from research.experiments.schedulers.usage_plot import PodUsage
+from research.experiments.schedulers.usage_plot import PodUsage, TimeSpans, union
 from research.experiments.schedulers.workload import BIN_S, MODELS, Workload, deadlines_s
 
 _MODEL_BYTES: Final = 10**6

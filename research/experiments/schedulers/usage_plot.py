@@ -7,13 +7,37 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
-from load.report.summary import TimeSpans, union
+from load.report.run import Floats
 from research.report.style import labels, legend_below
 
 _PIXELS: Final = 700
 """Minimum width of an axis: a narrower span could vanish between two pixels."""
 _LOADED: Final = 0.3
 """Opacity of loaded models; loading is opaque."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpans:
+    """Disjoint spans of time, sorted. Seconds."""
+
+    begins: Floats
+    ends: Floats
+
+    @property
+    def total_s(self) -> float:
+        return float((self.ends - self.begins).sum())
+
+
+def union(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
+    """The union of spans; gaps up to `gap_s` are closed."""
+    if not len(begins):
+        return TimeSpans(begins, ends)
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(ends[order])
+    is_new = np.concatenate(([True], begins[1:] > ends[:-1] + gap_s))
+    first = np.flatnonzero(is_new)
+    last = np.concatenate((first[1:] - 1, [len(begins) - 1]))
+    return TimeSpans(begins[first], ends[last])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ import random
 from collections.abc import Sequence
 
 from autoscaler.placement import planner_of
-from autoscaler.placement.plan import UNSERVABLE, Placement, Plan, accelerators_of
+from autoscaler.placement.plan import UNSERVABLE, Placement, Plan
 from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
+from registry.domain.records import PlacedReplica
+from research.placement.fleet import accelerators_of
 
 KIND = "v100"
 VISION = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
@@ -37,9 +39,13 @@ def plan_fewest(plan: Plan, loads: Sequence[Workload], profiles: Profiles) -> Pl
     )
 
 
+def replicas_of(placement: Placement, model: str) -> list[PlacedReplica]:
+    return [each for each in placement.replicas if each.model == model]
+
+
 def batches(placement: Placement, model: str) -> list[int]:
     """The batch size of each replica of a model."""
-    return [each.batch_size for each in placement.of(model)]
+    return [each.batch_size for each in replicas_of(placement, model)]
 
 
 def profile_of(model: str, *rows: tuple[int, float, float, float]) -> ModelProfile:

@@ -10,7 +10,6 @@ import pytest
 from autoscaler.place import plan_and_compare
 from autoscaler.placement import planner_of
 from autoscaler.placement.placement_input import PlacementInput
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
@@ -24,6 +23,7 @@ from autoscaler.placement.problem import (
 )
 from registry.domain.records import PlacedReplica
 from research.placement import goodput_program
+from research.placement.fleet import accelerators_of, gap_ratio, used_by
 from tests.autoscaler.placement.cases import (
     KIND,
     batches,
@@ -32,6 +32,7 @@ from tests.autoscaler.placement.cases import (
     profile_of,
     random_profiles,
     random_workloads,
+    replicas_of,
     workloads,
 )
 
@@ -105,7 +106,7 @@ def test_capacities_hold_and_the_order_of_input_is_irrelevant(planner: str, seed
     assert overfull(found.replicas, accelerators, profiles, METRICS[planner]) == []
     assert found.total_rps <= found.bound_rps + 1e-6
     assert sum(each.rate_rps for each in found.replicas) == pytest.approx(
-        sum(load.rate_rps for load in loads if found.of(load.model))
+        sum(load.rate_rps for load in loads if replicas_of(found, load.model))
     )
     turned = planner_of(planner)(
         loads[::-1],
@@ -130,7 +131,7 @@ def test_the_milp_equals_brute_force_and_no_usher_exceeds_it(
     found = planned(milp, loads, 3, profiles)
     total_rps, replicas, batch_sum = _brute_force(loads, 3, profiles, milp)
     assert found.total_rps == pytest.approx(total_rps, abs=1e-4)
-    assert found.gap_ratio == pytest.approx(0, abs=1e-6)
+    assert gap_ratio(found) == pytest.approx(0, abs=1e-6)
     assert len(found.replicas) == replicas
     assert sum(each.batch_size for each in found.replicas) == batch_sum
     usher = "usher" if metric == "ao" else f"{metric}-usher"
@@ -184,7 +185,7 @@ def test_a_larger_batch_of_less_throughput_cuts_no_plan_off() -> None:
     )
     loads = [Workload("xlnet", 35, 1.5), Workload("bert", 25.9, 4.0)]
     found = planned("ao-milp", loads, 1, profiles)
-    assert (found.total_rps, found.gap_ratio) == (35.0, 0.0)
+    assert (found.total_rps, gap_ratio(found)) == (35.0, 0.0)
 
 
 def test_a_plan_that_the_solvers_presolve_calls_optimal_is_not_taken_as_such() -> None:
@@ -250,7 +251,7 @@ def test_the_milp_mixes_kinds_with_coefficients_of_each(synthetic: Profiles) -> 
     found = planner_of("ao-milp")(loads, mixed, profiles, (), PlanParams())
     # One H100 holds all three; a second copy of `large` on the V100 completes its rate.
     assert found.total_rps == pytest.approx(900)
-    assert {each.accelerator for each in found.of("large")} == {"h100-0", "v100-0"}
+    assert {each.accelerator for each in replicas_of(found, "large")} == {"h100-0", "v100-0"}
     for usher in ("usher", "wao-usher", "wsm-usher"):
         with pytest.raises(InvalidPlacementInput, match="one kind"):
             planner_of(usher)(loads, mixed, profiles, (), PlanParams())
@@ -273,7 +274,7 @@ def test_without_a_number_of_gpus_the_fewest_without_shortfall(
     loads = [*workloads("large medium small", 400, 150), Workload("wide", 10, 0.001)]
     found = plan_fewest(planner_of(planner), loads, synthetic)
     assert [each.model for each in found.models if each.reason] == ["wide"]
-    count = len(found.used)
+    count = len(used_by(found))
     fewer = planned(planner, loads, count - 1, synthetic)
     assert [each.model for each in fewer.models if each.reason] != ["wide"]
 
@@ -334,7 +335,7 @@ def test_a_problem_with_too_many_patterns_is_solved_by_columns_with_its_gap() ->
     accelerators = accelerators_of(KIND, 12)
     found = planner_of("wao-milp")(loads, accelerators, profiles, (), PlanParams())
     assert overfull(found.replicas, accelerators, profiles, METRICS["wao-milp"]) == []
-    assert 0 <= found.gap_ratio < 0.15
+    assert 0 <= gap_ratio(found) < 0.15
     assert found == planner_of("wao-milp")(loads[::-1], accelerators, profiles, (), PlanParams())
     assert found.total_rps > planned("wao-usher", loads, 12, profiles).total_rps
 

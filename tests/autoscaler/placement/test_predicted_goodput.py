@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.predicted_goodput import predicted_goodput
 from autoscaler.placement.prediction import Predictor, batch_times
 from autoscaler.placement.problem import PlanParams, Profiles, SlowedPair, Workload
 from registry.domain.records import PlacedReplica
 from research.placement.built_batches import batch_queue, batch_turn, built_batches
+from research.placement.fleet import accelerators_of
 from tests.autoscaler.placement.cases import (
     KIND,
     planned,

@@ -12,9 +12,10 @@ from autoscaler.placement.placed_pods import (
     should_replan,
 )
 from autoscaler.placement.placement_input import PlacementInput
-from autoscaler.placement.plan import Placement, accelerators_of
+from autoscaler.placement.plan import Placement
 from autoscaler.placement.problem import Profiles, Workload
 from registry.domain.records import PlacedReplica
+from research.placement.fleet import accelerators_of
 from tests.autoscaler.placement.cases import KIND
 
 _GPUS = accelerators_of(KIND, 2)
@@ -104,7 +105,7 @@ def test_a_plan_is_adopted_if_it_gains_more_than_its_moves_cost() -> None:
     assert not should_adopt(1.0, 301.0)
 
 
-def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) -> None:
+def test_the_new_copy_is_warm_first(synthetic: Profiles) -> None:
     current = [PlacedReplica("large", "v100-0", 4), PlacedReplica("small", "v100-1", 4)]
     wanted = (
         PlacedReplica("large", "v100-0", 8),
@@ -112,11 +113,9 @@ def test_one_move_per_gpu_and_the_new_copy_is_warm_first(synthetic: Profiles) ->
         PlacedReplica("small", "v100-1", 4),
     )
     plan = Placement("test", wanted, (), 0.0)
-    steps = moves(current, plan.replicas, _GPUS, synthetic, {})
-    assert all(len({each.accelerator for each in step}) == len(step) for step in steps)
-    first = steps[0][0]
+    first, *_ = moves(current, plan.replicas, _GPUS, synthetic, {})["v100-0"]
     assert (first.starts, first.stops) == (wanted[0], current[0])
-    assert moves(wanted, plan.replicas, _GPUS, synthetic, {}) == []
+    assert not any(moves(wanted, plan.replicas, _GPUS, synthetic, {}).values())
 
 
 def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -> None:
@@ -129,7 +128,7 @@ def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -
     costs = {"wide": 5.0, "large": 1.0, "small": 2.0}
     stopped = [
         each.stops.model
-        for [each] in moves(current, plan.replicas, _GPUS, synthetic, costs)
+        for each in moves(current, plan.replicas, _GPUS, synthetic, costs)["v100-0"]
         if each.stops
     ]
     assert stopped[0] == "large"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import InvalidPlacementInput, PlanParams, Profiles, Workload
+from research.placement.fleet import accelerators_of, used_by
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT, fit_active
@@ -20,7 +20,7 @@ from research.placement.igniter_model import (
     lower_bound_pct,
     predict,
 )
-from tests.autoscaler.placement.cases import KIND, batches, plan_fewest
+from tests.autoscaler.placement.cases import KIND, batches, plan_fewest, replicas_of
 from tests.research.placement.igniter_cases import coefficients, igniter_document, measured
 
 _PUBLISHED = (
@@ -103,11 +103,11 @@ def test_shares_are_within_a_gpu_and_models_in_time(synthetic_gpu: Profiles) -> 
     loads = [Workload("large", 300, 0.08), Workload("small", 900, 0.03)]
     found = plan_fewest(plan_igniter, loads, synthetic_gpu)
     assert not any(each.reason for each in found.models)
-    for gpu in found.used:
+    for gpu in used_by(found):
         shares = [each.share_pct or 0 for each in found.replicas if each.accelerator == gpu]
         assert sum(shares) <= 100
     turned = plan_igniter(
-        loads[::-1], accelerators_of(KIND, len(found.used)), synthetic_gpu, (), PlanParams()
+        loads[::-1], accelerators_of(KIND, len(used_by(found))), synthetic_gpu, (), PlanParams()
     )
     assert turned == found
 
@@ -115,7 +115,7 @@ def test_shares_are_within_a_gpu_and_models_in_time(synthetic_gpu: Profiles) -> 
 def test_a_model_too_large_for_a_gpu_gets_whole_ones_numbered_last(synthetic_gpu: Profiles) -> None:
     loads = [Workload("large", 3000, 0.08), Workload("small", 300, 0.03)]
     found = plan_fewest(plan_igniter, loads, synthetic_gpu)
-    whole = [each for each in found.of("large") if each.share_pct == 100]
+    whole = [each for each in replicas_of(found, "large") if each.share_pct == 100]
     assert len(whole) >= 2
     assert max(each.batch_size for each in whole) <= 32
     shared = {each.accelerator for each in found.replicas if each.share_pct != 100}
@@ -169,7 +169,7 @@ def test_a_model_above_half_its_slo_with_a_gpu_of_its_own_keeps_it(synthetic_gpu
     gpus = accelerators_of(KIND, 2)
     loads = [Workload("large", 1100, 0.08), Workload("small", 100, 0.08)]
     found = plan_igniter(loads, gpus, profiles, (), PlanParams())
-    [large] = found.of("large")
+    [large] = replicas_of(found, "large")
     assert large.share_pct == 100
     [latency] = predict([Resident(known.models["large"], large.batch_size, 100)], hot)
     assert latency.total > 40

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import PlanParams, Workload
 from registry.domain.pod import PairFactor, Profile, ProfilePoint, ShareFactor
+from research.placement.fleet import accelerators_of
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import FIT
 from research.placement.igniter_fit import fit_profile, mean_busy_pct
