@@ -166,7 +166,7 @@ class RequestBodies:
             return [content.data.encode()] * count
         rows = range(arrival.row, arrival.row + count)
         if content.kind is ContentKind.IMAGE:
-            return [synthetic_image(self._seed, row) for row in rows]
+            return [synthetic_image(self._seed, row % _IMAGES) for row in rows]
         return [self._text.text(row, _WORDS_PER_ITEM).encode() for row in rows]
 
     def _instances(self, arrival: TraceArrival, content: Content) -> list[Any]:
@@ -231,13 +231,9 @@ class SyntheticText:
         return " ".join((self._words * repeats)[at : at + words])
 
 
-def synthetic_image(seed: int, row: int) -> bytes:
-    """One of eight JPEGs of 224 x 224 pixels, in base64."""
-    return _image(seed, row % _IMAGES)
-
-
 @cache
-def _image(seed: int, number: int) -> bytes:
+def synthetic_image(seed: int, number: int) -> bytes:
+    """A JPEG of 224 x 224 pixels, in base64."""
     from PIL import Image  # of the extras `load` and `runtime`
 
     rng = np.random.default_rng((seed, number))

@@ -151,31 +151,17 @@ def record_row(
     arrival: TraceArrival, result: RequestResult, *, request_id: str, policy: str | None
 ) -> tuple[Any, ...]:
     """One row in the order of ANSWER_SCHEMA, which begins with RECORD_SCHEMA."""
+    tokens, deadline_s = result.generated_tokens, arrival.deadline_s
     return (
-        request_id,
-        arrival.tenant,
-        arrival.model,
-        result.policy or policy,
-        arrival.at_s,
-        result.sent_s,
-        result.first_byte_s,
-        result.finished_s,
-        result.status,
-        result.reason,
-        result.error,
-        result.entry_pod,
-        result.predict_pod,
-        result.start,
+        request_id, arrival.tenant, arrival.model, result.policy or policy,
+        arrival.at_s, result.sent_s, result.first_byte_s, result.finished_s,
+        result.status, result.reason, result.error,
+        result.entry_pod, result.predict_pod, result.start,
         *(result.stages_ms.get(stage) for stage in STAGES),
-        arrival.input_size,
-        arrival.output_size if result.generated_tokens is None else result.generated_tokens,
-        result.deadline_s if arrival.deadline_s is None else arrival.deadline_s,
-        result.variant,
-        result.label,
-        result.prediction,
-        result.expected_utility,
-        result.utility,
-    )
+        arrival.input_size, arrival.output_size if tokens is None else tokens,
+        result.deadline_s if deadline_s is None else deadline_s,
+        result.variant, result.label, result.prediction, result.expected_utility, result.utility,
+    )  # fmt: skip
 
 
 class RecordPart:

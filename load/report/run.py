@@ -81,8 +81,7 @@ class Requests:
     @cached_property
     def is_missed(self) -> Bools:
         """The request has a deadline, and no response by then."""
-        missed: Bools = self.has_deadline & ~self.is_good
-        return missed
+        return self.has_deadline & ~self.is_good
 
     @cached_property
     def is_cold(self) -> Bools:

@@ -6,7 +6,7 @@ and come from buckets for a run that is summarised while it runs.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -143,18 +143,6 @@ def groups(keys: Ints) -> Iterator[Ints]:
     return (each for each in np.split(rows, edges) if len(each))
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSpans:
-    """Disjoint spans of time, sorted. Seconds."""
-
-    begins: Floats
-    ends: Floats
-
-    @property
-    def total_s(self) -> float:
-        return float((self.ends - self.begins).sum())
-
-
 def loading_s(run: Run) -> float:
     """Seconds in which requests waited for loads, each load once, over all models and pods.
 
@@ -167,19 +155,15 @@ def loading_s(run: Run) -> float:
     begins = sent_s + np.nan_to_num(run.stages_ms["queue"].astype(np.float64)) / 1000
     keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
     pairs = (rows[group] for group in groups(keys[rows]))
-    return sum(union(begins[each], (begins + load_s)[each]).total_s for each in pairs)
+    return sum(_covered_s(begins[each], (begins + load_s)[each]) for each in pairs)
 
 
-def union(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
-    """The union of spans; gaps up to `gap_s` are closed."""
-    if not len(begins):
-        return TimeSpans(begins, ends)
-    order = np.argsort(begins, kind="stable")
-    begins, ends = begins[order], np.maximum.accumulate(ends[order])
-    is_new = np.concatenate(([True], begins[1:] > ends[:-1] + gap_s))
-    first = np.flatnonzero(is_new)
-    last = np.concatenate((first[1:] - 1, [len(begins) - 1]))
-    return TimeSpans(begins[first], ends[last])
+def _covered_s(begins: Floats, ends: Floats) -> float:
+    """The time that at least one of these spans covers."""
+    order = np.argsort(begins)
+    covered_until = np.maximum.accumulate(ends[order])
+    before = np.concatenate(([-np.inf], covered_until[:-1]))
+    return float(np.maximum(covered_until - np.maximum(begins[order], before), 0.0).sum())
 
 
 L = TypeVar("L", bound="Latencies")

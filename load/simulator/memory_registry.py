@@ -152,13 +152,6 @@ class MemoryRegistry:
         self._end_loading(key, pod, now_s)
         self.models.record_failure(key, failure)
 
-    def report_model_failure(
-        self, pod: str, epoch: int, failure: LoadFailure, now_s: float
-    ) -> None:
-        """Record that a model that was warm at the pod stopped working. Raises LeaseLost."""
-        self.pods.holder(pod, epoch, now_s)
-        self.models.record_failure(failure.key, failure)
-
     def set_tier(
         self, pod: str, epoch: int, key: str, tier: Tier, size_bytes: int, now_s: float
     ) -> None:
@@ -239,7 +232,6 @@ class MemoryRegistry:
         max_other_copies: int = -1,
         target_ongoing: int = 0,
         ttl_s: float = inf,
-        claim_ttl_s: float = CLAIM_TTL_S,
         takes_slot: bool = True,
     ) -> Granted | Refusal:
         """A slot at the entry pod and a place in the predict pod's inference stage, or neither."""
@@ -253,7 +245,7 @@ class MemoryRegistry:
             return Refusal.GONE
         if target_ongoing > 0 and len(predicting.ongoing) >= target_ongoing:
             return Refusal.BUSY
-        granted = self._granted(predict, key, mode, max_other_copies, now_s, claim_ttl_s)
+        granted = self._granted(predict, key, mode, max_other_copies, now_s)
         if isinstance(granted, Granted):
             expiry_s = now_s + ttl_s
             if takes_slot:
@@ -268,7 +260,7 @@ class MemoryRegistry:
         return granted
 
     def _granted(
-        self, predict: str, key: str, mode: LoadMode, copies: int, now_s: float, claim_ttl_s: float
+        self, predict: str, key: str, mode: LoadMode, copies: int, now_s: float
     ) -> Granted | Refusal:
         residency = self.state.holders(key).get(predict)
         if residency is not None and residency.tier is Tier.DEVICE:
@@ -285,4 +277,4 @@ class MemoryRegistry:
             return Refusal.COLD
         if copies >= 0 and self._copies_elsewhere(key, predict, now_s) > copies:
             return Refusal.ELSEWHERE
-        return self._make_claim(key, predict, now_s, claim_ttl_s)
+        return self._make_claim(key, predict, now_s, CLAIM_TTL_S)

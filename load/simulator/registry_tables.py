@@ -94,27 +94,6 @@ class PodTable:
         if pod is not None and pod.ongoing.pop(id_, None) is not None:
             pod.publish_counts()
 
-    def renew(self, id_: str, entry: str, predict: str, until_s: float) -> None:
-        """Extend a reservation; one that was released stays released."""
-        if (pod := self.by_name.get(entry)) is not None and id_ in pod.slots:
-            pod.slots[id_] = until_s
-            pod.earliest_s = min(pod.earliest_s, until_s)
-        if (pod := self.by_name.get(predict)) is not None and id_ in pod.ongoing:
-            pod.ongoing[id_] = until_s
-            pod.earliest_s = min(pod.earliest_s, until_s)
-
-    def restore(self, id_: str, entry: str, predict: str, until_s: float, now_s: float) -> None:
-        """Record a running request's reservation again at pods that have re-registered."""
-        entering, predicting = self.by_name.get(entry), self.by_name.get(predict)
-        if entering is None or predicting is None or id_ in entering.slots:
-            return
-        if entering.is_lease_over(now_s) or predicting.is_lease_over(now_s):
-            return
-        entering.slots[id_] = predicting.ongoing[id_] = until_s
-        for pod in (entering, predicting):
-            pod.earliest_s = min(pod.earliest_s, until_s)
-            pod.publish_counts()
-
     def drop_expired(self, pod: PodEntry, now_s: float) -> None:
         if now_s < pod.earliest_s:
             return
@@ -152,14 +131,6 @@ class ModelTable:
             previous = None
         self._set_record(spec.name, ModelRecord(spec, previous))
         return "configured"
-
-    def delete(self, name: ModelName) -> bool:
-        """Delete a model; False: it does not exist."""
-        if self._state.profiles.pop(name, None) is not None:
-            self._state.profiles_version += 1
-        existed = self._state.models.pop(name, None) is not None
-        self._state.models_version += existed
-        return existed
 
     def put_profile(self, profile: Profile) -> bool:
         """Store a generation's profile; False: the generation is no longer declared."""

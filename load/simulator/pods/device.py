@@ -30,28 +30,6 @@ class SimulatedDevice:
     whose deadline passed before.
     """
 
-    __slots__ = (
-        "_cores",
-        "_device_models",
-        "_done",
-        "_end",
-        "_events",
-        "_gpu",
-        "_is_busy",
-        "_iterations",
-        "_jitter",
-        "_late",
-        "_numbers",
-        "_plan",
-        "_poll_s",
-        "_queue",
-        "_rng",
-        "_seconds",
-        "_speed",
-        "_times",
-        "forget",
-    )
-
     def __init__(
         self,
         events: EventQueue,

@@ -181,23 +181,6 @@ class IterationRun:
 class Iterations:
     """The continuous batches of one device, which it shares with inferences of other models."""
 
-    __slots__ = (
-        "_batches",
-        "_done",
-        "_events",
-        "_freed",
-        "_jitter",
-        "_late",
-        "_marks_s",
-        "_numbers",
-        "_queue",
-        "_queued",
-        "_rng",
-        "_run",
-        "_shared",
-        "_speed",
-    )
-
     def __init__(
         self,
         events: EventQueue,

@@ -25,23 +25,6 @@ from runtime.measurements import at_average_pod
 class SimulatedPod:
     """One pod, which runs from `start` until `kill` or the end of its drain."""
 
-    __slots__ = (
-        "_cluster",
-        "_events",
-        "_infer",
-        "_listener",
-        "_registry",
-        "_residents",
-        "agent",
-        "device",
-        "loading",
-        "name",
-        "node",
-        "plan",
-        "respond",
-        "work",
-    )
-
     def __init__(
         self,
         plan: PodPlan,

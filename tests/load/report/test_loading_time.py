@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from load.report.summary import summarise, union
+from load.report.summary import summarise
 from tests.load.report.runs import steady_run
 
 
@@ -19,10 +18,3 @@ def test_load_that_several_requests_wait_for_counts_once(tmp_path: Path) -> None
         infer_ms=[100.0] * 4,
     )
     assert summarise(run)["loading_s"] == pytest.approx(2.5)
-
-
-def test_union_of_spans() -> None:
-    found = union(np.array([5.0, 0.0, 1.0, 2.5]), np.array([6.0, 2.0, 1.5, 3.0]))
-    assert (found.begins.tolist(), found.ends.tolist()) == ([0.0, 2.5, 5.0], [2.0, 3.0, 6.0])
-    closed = union(np.array([0.0, 2.5]), np.array([2.0, 3.0]), gap_s=0.5)
-    assert (closed.begins.tolist(), closed.ends.tolist()) == ([0.0], [3.0])

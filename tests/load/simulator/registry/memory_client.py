@@ -24,7 +24,14 @@ class MemoryClient(Registry):
         return self._memory.put_models(specs, self._now_s())
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
-        return [name for name in names if not self._memory.models.delete(name)]
+        state = self._memory.state
+        asked = list(names)
+        found = {name for name in asked if name in state.models}
+        for name in found:
+            state.profiles_version += state.profiles.pop(name, None) is not None
+            del state.models[name]
+        state.models_version += len(found)
+        return [name for name in asked if name not in found]
 
     async def get_model(self, name: ModelName) -> ModelRecord | None:
         return self._memory.state.models.get(name)
@@ -71,7 +78,8 @@ class MemoryClient(Registry):
         self._memory.fail_load(pod, epoch, key, token, failure, self._now_s())
 
     async def report_model_failure(self, pod: str, epoch: int, failure: LoadFailure) -> None:
-        self._memory.report_model_failure(pod, epoch, failure, self._now_s())
+        self._memory.pods.holder(pod, epoch, self._now_s())
+        self._memory.models.record_failure(failure.key, failure)
 
     async def set_tier(self, pod: str, epoch: int, key: str, tier: Tier, bytes_: int) -> None:
         self._memory.set_tier(pod, epoch, key, tier, bytes_, self._now_s())
@@ -111,9 +119,24 @@ class MemoryClient(Registry):
 
     def renew(self, reservation_id: str, terms: ReservationRequest) -> None:
         until_s = self._now_s() + terms.ttl_s
-        self._memory.pods.renew(reservation_id, terms.entry, terms.predict, until_s)
+        pods = self._memory.pods.by_name
+        if (pod := pods.get(terms.entry)) is not None and reservation_id in pod.slots:
+            pod.slots[reservation_id] = until_s
+            pod.earliest_s = min(pod.earliest_s, until_s)
+        if (pod := pods.get(terms.predict)) is not None and reservation_id in pod.ongoing:
+            pod.ongoing[reservation_id] = until_s
+            pod.earliest_s = min(pod.earliest_s, until_s)
 
     def restore(self, reservation_id: str, terms: ReservationRequest) -> None:
         now_s = self._now_s()
         until_s = now_s + terms.ttl_s
-        self._memory.pods.restore(reservation_id, terms.entry, terms.predict, until_s, now_s)
+        pods = self._memory.pods.by_name
+        entering, predicting = pods.get(terms.entry), pods.get(terms.predict)
+        if entering is None or predicting is None or reservation_id in entering.slots:
+            return
+        if entering.is_lease_over(now_s) or predicting.is_lease_over(now_s):
+            return
+        entering.slots[reservation_id] = predicting.ongoing[reservation_id] = until_s
+        for pod in (entering, predicting):
+            pod.earliest_s = min(pod.earliest_s, until_s)
+            pod.publish_counts()
