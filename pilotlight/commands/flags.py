@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -112,6 +114,18 @@ Processes = Annotated[
         min=1, max=256, show_default="one per core", help="Number of processes that simulate."
     ),
 ]
+
+
+def read_json(name: str, text: str) -> tuple[bytes, Any]:
+    """JSON, @FILE or - for standard input: its content, and what it says; raises InvalidInput."""
+    try:
+        content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+        content = sys.stdin.read() if text == "-" else content
+        return content.encode(), json.loads(content)
+    except OSError as error:
+        raise InvalidInput([f"{name}: cannot read {text[1:]}: {error}"]) from error
+    except ValueError as error:
+        raise InvalidInput([f"{name} must be JSON, @FILE or -: {error}"]) from error
 
 
 def complete_model(ctx: click.Context, incomplete: str) -> list[str]:

@@ -241,6 +241,10 @@ GRAPH: Final = Kind(
     views.view_graphs,
     declared=Declaring(GraphSpec, read_graphs, _put_graphs, _present_graph, _delete_graphs),
 )
+_POD_COLUMNS: Final = (
+    "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK", "LOADS",
+    "ACCELERATOR", "GPU", "PLACED",
+)  # fmt: skip
 POD: Final = Kind(
     "pod",
     "",
@@ -250,21 +254,7 @@ POD: Final = Kind(
         "Show a pod's address, phase, memory by tier and the tier of each of its models.",
     ),
     Listing(
-        (
-            "NAME",
-            "NODE",
-            "PHASE",
-            "USE",
-            "SLOTS",
-            "WARM MODELS",
-            "DEVICE",
-            "HOST",
-            "DISK",
-            "LOADS",
-            "ACCELERATOR",
-            "GPU",
-            "PLACED",
-        ),
+        _POD_COLUMNS,
         views.pod_row,
         optional=("LOADS", "DISK", "HOST", "PLACED", "NODE", "GPU", "ACCELERATOR", "USE"),
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from common.process import on_stop_signals
 from common.sizes import parse_duration_s
 from load.errors import CredentialsRefused, GeneratorError, RunFailed, TraceError, WorkerFailed
 from load.generator.bodies import read_rules_examples
@@ -121,10 +121,7 @@ async def _run_trace(prepared: Prepared, path: Path, start: RunStart | None) -> 
         received.append(number)
         stop.set()
 
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, on_signal, each)
-    with load_progress() as on_progress:
+    with on_stop_signals(on_signal), load_progress() as on_progress:
         try:
             result = await run_trace(
                 prepared,

@@ -40,37 +40,31 @@ def print_summary(output: Output, path: Path, summary: dict[str, Any]) -> None:
     _print_failures(output, summary.get("failures", ()))
     _print_answers(output, summary.get("answers"))
     for key, title in (("by_policy", "POLICY"), ("by_model", "MODEL")):
-        rows = list(summary[key].items())
-        if not rows:
-            continue
-        output.line()
-        output.table(
-            (title, "REQUESTS", "OK", "COLD", "MISSED", "P50 S", "P90 S", "P95 S", "P99 S"),
-            [_row(name, each) for name, each in rows[:_MAX_ROWS]],
-        )
-        if len(rows) > _MAX_ROWS:
-            output.line(f"and {len(rows) - _MAX_ROWS} more")
+        columns = (title, "REQUESTS", "OK", "COLD", "MISSED", "P50 S", "P90 S", "P95 S", "P99 S")
+        _print_first(output, columns, [_row(*each) for each in summary[key].items()])
 
 
 def _print_failures(output: Output, failures: Sequence[dict[str, Any]]) -> None:
     """Why requests failed: by model and status the first error."""
-    if not failures:
+    rows = [
+        (
+            each["model"],
+            _status(str(each["status"])),
+            str(each["requests"]),
+            each["first_error"].removeprefix(f"HTTP {each['status']}: "),
+        )
+        for each in failures
+    ]
+    _print_first(output, ("MODEL", "STATUS", "FAILED", "FIRST ERROR"), rows)
+
+
+def _print_first(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
         return
     output.line()
-    output.table(
-        ("MODEL", "STATUS", "FAILED", "FIRST ERROR"),
-        [
-            (
-                each["model"],
-                _status(str(each["status"])),
-                str(each["requests"]),
-                each["first_error"].removeprefix(f"HTTP {each['status']}: "),
-            )
-            for each in failures[:_MAX_ROWS]
-        ],
-    )
-    if len(failures) > _MAX_ROWS:
-        output.line(f"and {len(failures) - _MAX_ROWS} more")
+    output.table(columns, rows[:_MAX_ROWS])
+    if len(rows) > _MAX_ROWS:
+        output.line(f"and {len(rows) - _MAX_ROWS} more")
 
 
 def _print_answers(output: Output, answers: dict[str, Any] | None) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,7 +100,7 @@ def _request_body(
     if sum(given) != 1:
         raise InvalidInput(["give one of: TEXT…, --image FILE, --data JSON or --data @FILE"])
     if data is not None:
-        return _read_data(data)
+        return flags.read_json("--data", data)[0]
     if texts:
         values, tensor = list(texts), "text"
     else:
@@ -117,18 +116,6 @@ def _request_body(
     else:
         body = {"instances": [{"image_bytes": {"b64": value}} for value in values]}
     return json.dumps(body, ensure_ascii=False).encode()
-
-
-def _read_data(data: str) -> bytes:
-    try:
-        text = Path(data[1:]).read_text(encoding="utf-8") if data.startswith("@") else data
-        text = sys.stdin.read() if data == "-" else text
-        json.loads(text)
-    except OSError as error:
-        raise InvalidInput([f"--data: cannot read {data[1:]}: {error}"]) from error
-    except ValueError as error:
-        raise InvalidInput([f"--data must be JSON or @FILE: {error}"]) from error
-    return text.encode()
 
 
 def _read_image(path: Path) -> str:

@@ -20,6 +20,9 @@ from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 
 _GATEWAY_TIMEOUT_S = 300.0
+_RESTARTS: Final = (
+    "; the platform restarts a gateway that has ended: try again, or see `pilotlight logs gateway`"
+)
 KEY_HINT: Final = "give --key or set PILOTLIGHT_KEY"
 """How an error of a request without a valid credential ends."""
 
@@ -93,25 +96,9 @@ class PlatformTarget:
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
         """One request to the gateway. Raises RequestFailed without a response and at 401."""
-        url = self.gateway_url
         credentials = {"authorization": f"Bearer {self.key}"} if self.key else {}
         headers = {**(headers or {}), **credentials}
-        async with httpx.AsyncClient(trust_env=False, timeout=_GATEWAY_TIMEOUT_S) as client:
-            try:
-                response = await client.request(
-                    method, url + path, content=content, headers=headers
-                )
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                restarts = (
-                    ""
-                    if self.gateway
-                    else (
-                        "; the platform restarts a gateway that has ended: try again, or see "
-                        "`pilotlight logs gateway`"
-                    )
-                )
-                message = f"no response from the gateway at {url}: {error}{restarts}"
-                raise RequestFailed(message) from error
+        response = await self._exchange(method, path, content=content, headers=headers)
         if response.status_code == httpx.codes.UNAUTHORIZED:
             given = (
                 "the one given does not open it: name its namespace (-n), or " if self.key else ""
@@ -123,12 +110,16 @@ class PlatformTarget:
         """Whether the gateway answers nobody without a credential; False where none is known."""
         if not self.known_gateway_url:
             return False
+        return (await self._exchange("GET", "/v1/models")).status_code == httpx.codes.UNAUTHORIZED
+
+    async def _exchange(self, method: str, path: str, **options: Any) -> httpx.Response:
+        url, restarts = self.gateway_url, "" if self.gateway else _RESTARTS
         async with httpx.AsyncClient(trust_env=False, timeout=_GATEWAY_TIMEOUT_S) as client:
             try:
-                response = await client.get(f"{self.known_gateway_url}/v1/models")
+                return await client.request(method, url + path, **options)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise RequestFailed(f"no response from the gateway: {error}") from error
-        return response.status_code == httpx.codes.UNAUTHORIZED
+                message = f"no response from the gateway at {url}: {error}{restarts}"
+                raise RequestFailed(message) from error
 
     async def request_pod(
         self, pod: PodState, method: str, path: str, *, timeout_s: float, json: Any = None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import httpx
@@ -55,7 +55,10 @@ async def run(
     output: Output,
     name: Name,
     arguments: Annotated[
-        str, typer.Argument(help="JSON object of arguments, or @FILE.", metavar="ARGUMENTS")
+        str,
+        typer.Argument(
+            help="JSON object of arguments, @FILE, or - for standard input.", metavar="ARGUMENTS"
+        ),
     ] = "{}",
     *,
     scheduling: Annotated[
@@ -81,7 +84,9 @@ async def run(
         headers["x-pilotlight-deadline-ms"] = str(deadline_ms)
     if detach:
         headers["prefer"] = "respond-async"
-    body = _read_arguments(arguments)
+    body, given = flags.read_json("ARGUMENTS", arguments)
+    if not isinstance(given, dict):
+        raise InvalidInput([f"ARGUMENTS must be a JSON object, was {type(given).__name__}"])
     path = workflow_path(workflow, ":run")
     response = await target.request_gateway("POST", path, content=body, headers=headers)
     if not response.is_success and (run_id := response.headers.get("x-pilotlight-run")):
@@ -157,20 +162,6 @@ def workflow_path(name: ModelName, rest: str = "") -> str:
     return f"{prefix}/v1/workflows/{quote(name.name)}{rest}"
 
 
-def _read_arguments(text: str) -> bytes:
-    """Raises InvalidInput."""
-    try:
-        content = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
-        arguments = json.loads(content)
-    except OSError as error:
-        raise InvalidInput([f"cannot read {text[1:]}: {error}"]) from error
-    except ValueError as error:
-        raise InvalidInput([f"ARGUMENTS must be a JSON object or @FILE: {error}"]) from error
-    if not isinstance(arguments, dict):
-        raise InvalidInput([f"ARGUMENTS must be a JSON object, was {type(arguments).__name__}"])
-    return content.encode()
-
-
 def print_printed(output: Output, document: Mapping[str, Any]) -> None:
     if text := document.get("printed"):
         output.line()
@@ -196,25 +187,18 @@ async def explain_run(target: PlatformTarget, output: Output, namespace: str, ru
     show_run(output, read_response(await target.request_gateway("GET", path), run_id))
 
 
+_STEP_COLUMNS: Final = (
+    "STEP", "MODEL", "PREDICTED", "PLANNED AT", "RAN AT", "PLANNED, S", "ACTUAL, S", "START",
+    "CANDIDATES (WAIT + LOAD + COMPUTE, S)",
+)  # fmt: skip
+
+
 def show_run(output: Output, document: dict[str, Any]) -> None:
     """Print a run's steps, their candidates and loads ahead."""
     output.result(document, [_head(document)])
     if output.as_json:
         return
-    output.table(
-        [
-            "STEP",
-            "MODEL",
-            "PREDICTED",
-            "PLANNED AT",
-            "RAN AT",
-            "PLANNED, S",
-            "ACTUAL, S",
-            "START",
-            "CANDIDATES (WAIT + LOAD + COMPUTE, S)",
-        ],
-        [_row(document, step) for step in document["steps"]],
-    )
+    output.table(_STEP_COLUMNS, [_row(document, step) for step in document["steps"]])
     if "result" in document:
         output.line(f"result: {json.dumps(document['result'], ensure_ascii=False)}")
     if "error" in document:

@@ -6,13 +6,13 @@ nothing else of Redis: pods, leases and measurements are those of one run.
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import orjson
 
+from common.process import write_private_file
 from pilotlight.errors import StartFailed
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.cluster import ClusterState
@@ -194,14 +194,9 @@ class KeptDeclarations:
         if not any(document.values()) and not self._file.exists():
             return
         try:
-            await asyncio.to_thread(self._write, orjson.dumps(document))
+            text = orjson.dumps(document).decode()
+            await asyncio.to_thread(write_private_file, self._file, text)
         except OSError as error:  # a full disk
             logger.warning("cannot be written", extra={"file": self._file, "error": error})
             return
         self._saved_versions = versions
-
-    def _write(self, content: bytes) -> None:
-        """Aside, then renamed: a crash leaves the former file."""
-        aside = self._file.with_suffix(".new")
-        aside.write_bytes(content)
-        os.replace(aside, self._file)

@@ -56,13 +56,12 @@ def last_lines(log_file: Path, *, count: int = 8) -> str:
 
 async def wait_for_ports(host: str, port: int, grpc_port: int) -> None:
     """Return when the gateway's ports are free, of which 0 is none; raises StartFailed."""
-    if port:
-        await wait_for_port(host, port)
-    if grpc_port:
-        await wait_for_port(host, grpc_port, flag="--grpc-port")
+    for flag, number in (("--port", port), ("--grpc-port", grpc_port)):
+        if number:
+            await wait_for_port(host, number, flag=flag)
 
 
-async def wait_for_port(host: str, port: int, *, flag: str = "--port") -> None:
+async def wait_for_port(host: str, port: int, *, flag: str) -> None:
     """Return when the port that `flag` names is free; raises StartFailed."""
     deadline_s = time.monotonic() + _PORT_TIMEOUT_S
     while not port_is_free(host, port):
@@ -166,24 +165,10 @@ def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:
     )
     quoted = str(root).replace("'", "''")
     return [
-        binary,
-        "serve",
-        "s3",
-        f":hasher,remote='{quoted}',hashes=md5,max_age=off:",
-        "--addr",
-        f"127.0.0.1:{port}",
-        "--read-only",
-        "--config",
-        "",
-        "--cache-dir",
-        str(checksums),
-        "--exclude",
-        ".*",
-        "--exclude",
-        ".*/**",
-        "--dir-cache-time",
-        "1s",
-    ]
+        binary, "serve", "s3", f":hasher,remote='{quoted}',hashes=md5,max_age=off:",
+        "--addr", f"127.0.0.1:{port}", "--read-only", "--config", "", "--cache-dir", str(checksums),
+        "--exclude", ".*", "--exclude", ".*/**", "--dir-cache-time", "1s",
+    ]  # fmt: skip
 
 
 def _find_binary(packaged: Path | None, name: str, remedy: str) -> str:
