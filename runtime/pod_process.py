@@ -42,29 +42,17 @@ def write_termination_message(reason: str, path: Path = TERMINATION_LOG) -> None
 
 IMPORTED: Final = (
     "torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.t5.tokenization_t5",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.bert.tokenization_bert",
-    "transformers.models.vit.modeling_vit",
-    "transformers.models.vit.image_processing_pil_vit",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.gpt2.tokenization_gpt2",
-    "transformers.generation",
-    "transformers.generation.continuous_batching",
+    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+    "transformers.models.t5.modeling_t5", "transformers.models.t5.tokenization_t5",
+    "transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert",
+    "transformers.models.vit.modeling_vit", "transformers.models.vit.image_processing_pil_vit",
+    "transformers.models.gpt2.modeling_gpt2", "transformers.models.gpt2.tokenization_gpt2",
+    "transformers.generation", "transformers.generation.continuous_batching",
     "transformers.utils.chat_template_utils",
-    "anyio._backends._asyncio",
-    "httpcore",
-    "pydantic.v1",
-    "uvicorn.lifespan.off",
-    "uvicorn.protocols.http.auto",
-    "uvicorn.protocols.websockets.auto",
-    "runtime.pod.lifecycle",
-    "runtime.storage.s3",
-    "runtime.storage.file",
-)
+    "anyio._backends._asyncio", "httpcore", "pydantic.v1",
+    "uvicorn.lifespan.off", "uvicorn.protocols.http.auto", "uvicorn.protocols.websockets.auto",
+    "runtime.pod.lifecycle", "runtime.storage.s3", "runtime.storage.file",
+)  # fmt: skip
 """Many libraries import parts only at first use."""
 
 

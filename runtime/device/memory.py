@@ -104,8 +104,7 @@ def dtype_on(
     if wanted is Precision.BFLOAT16 and device.type == "cuda" and not has_bfloat16:
         logger.warning("the GPU has no bfloat16; weights stay as they are stored")
         return None
-    stored: torch.dtype | None = None if wanted is None else getattr(torch, wanted)
-    return stored
+    return None if wanted is None else getattr(torch, wanted)
 
 
 REGISTER_READ_ONLY = 8

@@ -270,7 +270,8 @@ class StagedMemory:
         self._max_waiting, self._max_preload = 2 * readers, max(1, readers - 1)
         self._is_closed = False
         self._slab_ends = _SlabEnds()
-        self._images = RegisteredImages(engine)
+        self.images = RegisteredImages(engine)
+        """Those of tier `host` that loads copy from where they lie."""
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """Allocate a slab and fill it, once all of the source is here.
@@ -293,7 +294,7 @@ class StagedMemory:
         return DeviceWeights(tensors, layout.size_bytes, end)
 
     def _fill(self, slab: torch.Tensor, source: WeightSource, ticket: LoadTicket | None) -> None:
-        image = self._images.acquire(source)
+        image = self.images.acquire(source)
         copy = (
             partial(self._copy_registered, slab, image[1])
             if image
@@ -304,7 +305,7 @@ class StagedMemory:
         finally:
             self._engine.synchronize(slab)  # no copy may write to freed memory
             if image:
-                self._images.release(image[0])
+                self.images.release(image[0])
 
     def _copy_all(
         self, size_bytes: int, copy: Callable[[ByteRange], None], ticket: LoadTicket
@@ -363,14 +364,7 @@ class StagedMemory:
 
         None: they do already. Blocks for the mapping alone.
         """
-        return self._images.register_later(image)
-
-    def drop_registered(self) -> bool:
-        """Let tier `host` evict an image that no load copies from; False without any."""
-        return self._images.drop_one()
-
-    def drop_registered_later(self) -> None:
-        self._images.drop_later()
+        return self.images.register_later(image)
 
     def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: ByteRange) -> None:
         buffer = self._ring.take()
@@ -391,4 +385,4 @@ class StagedMemory:
         self._is_closed = True
         self._readers.shutdown()
         self._slab_ends.close()
-        self._images.close()
+        self.images.close()

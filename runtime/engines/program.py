@@ -283,11 +283,6 @@ def read_document(path: Path) -> Mapping[str, Any]:
     return document
 
 
-def program_signature(path: Path) -> Signature:
-    """The program's inputs and outputs; raises ModelInvalid."""
-    return read_signature(read_document(path))
-
-
 class ProgramEngine(Engine):
     name = "torch.export"
 

@@ -178,8 +178,7 @@ def _check(index: torch.Tensor, size: int, *, takes_negative: bool) -> None:
 
 
 def _extremes(index: torch.Tensor) -> Sequence[int]:
-    extremes: list[int] = torch.stack(torch.aminmax(index)).tolist()
-    return extremes
+    return torch.stack(torch.aminmax(index)).tolist()
 
 
 BLOCK_POSITION = {

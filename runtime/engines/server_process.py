@@ -267,14 +267,9 @@ class ServerProcess(KeptProcess):
 
     def with_values(self, text: str) -> str:
         """A text with the ports and the folder in place of their names."""
-        port, grpc_port, metrics_port = map(str, self.ports)
-        for name, value in (
-            ("{repository}", str(self._repository)),
-            ("{port}", port),
-            ("{grpc_port}", grpc_port),
-            ("{metrics_port}", metrics_port),
-        ):
-            text = text.replace(name, value)
+        values = dict(zip(("{port}", "{grpc_port}", "{metrics_port}"), self.ports, strict=True))
+        for name, value in ({"{repository}": self._repository} | values).items():
+            text = text.replace(name, str(value))
         return text
 
     def end_hung(self) -> None:

@@ -135,10 +135,9 @@ def score_processors(
     """Those of transformers that a request's configuration asks for, such as banned words."""
     config = copy.copy(config)
     network._prepare_special_tokens(config, True, device=network.device)
-    processors: LogitsProcessorList = network._get_logits_processor(
+    return network._get_logits_processor(
         config, input_ids_seq_length=prompt_tokens, device=network.device
     )
-    return processors
 
 
 def sampling_defaults(network: PreTrainedModel) -> SamplingDefaults:

@@ -313,14 +313,15 @@ class Pod:
         )
         agent.is_held = server is not None  # until the server answers
         if isinstance(memory, StagedMemory):
-            host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
+            host.on_no_room, host.on_wanted = memory.images.drop_one, memory.images.drop_later
         if engines is not None:
             engines.processes.on_moved = agent.report_tier
             engines.has_adapters = lambda spec: spec.name in watch.state.bases.values()
             engines.processes.on_lost = on_lost
             if not settings.slots:
                 engines.processes.on_slots = self._follow_engines
-        self.estimators.on_lost = on_lost
+        estimators = self.estimators
+        estimators.on_lost = on_lost
         processors = Processors(
             cache,
             threads,
@@ -332,16 +333,7 @@ class Pod:
             engines=engines,
         )
         resolver = WeightResolver(
-            store,
-            cache,
-            host,
-            processors,
-            threads,
-            limits,
-            memory,
-            server,
-            self.estimators,
-            engines,
+            store, cache, host, processors, threads, limits, memory, server, estimators, engines
         )
         demotions = Demotions(resolver, agent.report_tier)
         coordinator = LoadCoordinator(

@@ -152,17 +152,14 @@ class Routes:
 
     async def _load(self, request: Request) -> Response:
         """Load a model to the device, or to the tier that the parameters name."""
-        wanted = _parse_load((await read_json(request)).get("parameters") or {})
+        parameters = (await read_json(request)).get("parameters") or {}
+        tier, copies, is_withdrawable, due_in_s = _parse_load(parameters)
         segment = request.path_params["model"]
         loading = self.repository.load(
-            segment,
-            wanted.tier,
-            wanted.max_other_copies,
-            is_withdrawable=wanted.is_withdrawable,
-            due_in_s=wanted.due_in_s,
+            segment, tier, copies, is_withdrawable=is_withdrawable, due_in_s=due_in_s
         )
-        try:
-            await (while_connected(request.receive, loading) if wanted.is_withdrawable else loading)
+        try:  # a withdrawable one ends when its client disconnects, unless others want it
+            await (while_connected(request.receive, loading) if is_withdrawable else loading)
         except RequestAborted:
             raise InvalidRequest("the client withdrew the load") from None
         return _json({"name": segment, "load": True})
@@ -173,20 +170,11 @@ class Routes:
         return _json({"name": segment, "unload": True})
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadParameters:
-    """The tier to load a model to, the limit of other pods' copies, and who can end the load."""
+def _parse_load(parameters: Any) -> tuple[Tier, int, bool, float | None]:
+    """Tier, limit of other pods' copies, whether it is withdrawable, and when it is needed.
 
-    tier: Tier
-    max_other_copies: int
-    is_withdrawable: bool
-    """The load ends when its client disconnects, unless others want it."""
-    due_in_s: float | None
-    """When the client will need the model; of a withdrawable load."""
-
-
-def _parse_load(parameters: Any) -> _LoadParameters:
-    """Raises InvalidRequest."""
+    Raises InvalidRequest.
+    """
     allowed = {"tier", "max_other_copies", "withdrawable", "due_ms"}
     if not isinstance(parameters, dict) or parameters.keys() - allowed:
         raise InvalidRequest(
@@ -213,8 +201,7 @@ def _parse_load(parameters: Any) -> _LoadParameters:
     tier = parameters.get("tier", Tier.DEVICE.value)
     for each in LOADABLE:
         if tier == each.value:
-            due_in_s = None if due_ms is None else due_ms / 1000
-            return _LoadParameters(each, copies, is_withdrawable, due_in_s)
+            return each, copies, is_withdrawable, None if due_ms is None else due_ms / 1000
     raise InvalidRequest(f"'tier' must be one of {', '.join(LOADABLE)}, was {shown(tier)}")
 
 
@@ -320,14 +307,14 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         names = request.path_params
         identities = names["identities"].split(",", MAX_IDENTITIES)
         if len(identities) > MAX_IDENTITIES:
-            return _document(
-                {"error": f"at most {MAX_IDENTITIES} tensors can be read at once"}, 400
-            )
+            error = f"at most {MAX_IDENTITIES} tensors can be read at once"
+            return _json({"error": error}, HTTPStatus.BAD_REQUEST)
         run = names["namespace"], names["run"]
         found = [store.find(*run, each) for each in identities]
         tensors = [tensor for tensor in found if tensor is not None]
         if len(tensors) < len(found):
-            return _document({"error": "the pod does not keep this tensor (any more)"}, 404)
+            error = "the pod does not keep this tensor (any more)"
+            return _json({"error": error}, HTTPStatus.NOT_FOUND)
         if all(tensor.datatype != BF16 for tensor in tensors):
             return _BuffersResponse([raw_view(tensor) for tensor in tensors])
         return _BuffersResponse(await in_thread(threads, lambda: list(map(raw_view, tensors))))
@@ -337,13 +324,13 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         run = request.path_params["namespace"], request.path_params["run"]
         asked = request.query_params.getlist("identity")
         kept = [each for each in asked if store.find(*run, each) is not None]
-        return _document({"kept": kept}, 200)
+        return _json({"kept": kept})
 
     async def drop(request: Request) -> Response:
         """Free tensors of a run: those that are named, or all."""
         names = request.path_params
         identities = names["identities"].split(",") if "identities" in names else None
-        return _document({"dropped": store.drop(names["namespace"], names["run"], identities)}, 200)
+        return _json({"dropped": store.drop(names["namespace"], names["run"], identities)})
 
     return [
         Route(f"{_RUN}/{{identities}}", read, methods=["GET"]),
@@ -366,7 +353,3 @@ class _BuffersResponse(Response):
         for buffer in self._buffers:
             await send({"type": "http.response.body", "body": buffer, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
-
-
-def _document(document: object, status: int) -> Response:
-    return Response(orjson.dumps(document), status, media_type="application/json")

@@ -125,24 +125,6 @@ class GrpcServer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """A decoded `ModelInferRequest`."""
-
-    model: str
-    version: str
-    body: DecodedBody
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """An error as a gRPC status."""
-
-    status: int
-    detail: str
-    metadata: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class InferenceService:
     service: PredictService
     repository: Repository
@@ -178,17 +160,14 @@ class InferenceService:
                     self._check_secret(context)
                 return await method(content, context)
             except Exception as error:
-                refusal = _refusal(error)
+                status, detail, metadata = _refusal(error)
             if name == "ModelInfer":
-                REQUESTS.labels(
-                    stage=stage_of(_metadata_of(context)), status=str(int(refusal.status))
-                ).inc()
+                stage = stage_of(_metadata_of(context))
+                REQUESTS.labels(stage=stage, status=str(int(status))).inc()
             # Without `abort`: the context keeps its error, which would be a cycle.
-            context.set_code(grpc.StatusCode[code_of(refusal.status)])
-            context.set_details(refusal.detail[:MAX_DETAIL_CHARACTERS])
-            context.set_trailing_metadata(
-                (*refusal.metadata, ("x-pilotlight-pod", self.service.pod_name))
-            )
+            context.set_code(grpc.StatusCode[code_of(status)])
+            context.set_details(detail[:MAX_DETAIL_CHARACTERS])
+            context.set_trailing_metadata((*metadata, ("x-pilotlight-pod", self.service.pod_name)))
             return b""
 
         return handle
@@ -243,14 +222,17 @@ class InferenceService:
 
     async def _model_infer(self, content: bytes, context: Context) -> bytes:
         metadata = _metadata_of(context)
-        call = await self._decode(content)
-        head = self._parse_head(call, metadata, context.time_remaining())
+        if len(content) <= SMALL_BODY_BYTES:
+            model, version, body = _decode_call(content)
+        else:
+            model, version, body = await in_thread(self.service.threads, _decode_call, content)
+        head = _parse_head(model, metadata, context.time_remaining())
         self.service.in_flight.check_admission(head)
-        if call.version:
-            spec = await self.repository.find(call.model, call.version)
+        if version:
+            spec = await self.repository.find(model, version)
             head = replace(head, generation=spec.generation)
         try:
-            response = await self.service.predict(head, WireProtocol.GRPC_V2, call.body)
+            response = await self.service.predict(head, WireProtocol.GRPC_V2, body)
         except asyncio.CancelledError:
             REQUESTS.labels(stage=stage_of(metadata), status="gone").inc()
             raise
@@ -264,20 +246,14 @@ class InferenceService:
         )
         return response.body.content
 
-    async def _decode(self, content: bytes) -> _Call:
-        if len(content) <= SMALL_BODY_BYTES:
-            return _decode_call(content)
-        return await in_thread(self.service.threads, _decode_call, content)
 
-    def _parse_head(
-        self, call: _Call, metadata: Mapping[str, str], remaining_s: float | None
-    ) -> RequestHead:
-        """The request's head with the earlier of the client's two deadlines."""
-        head = parse_request_head(call.model, metadata)
-        if remaining_s is None:
-            return head
-        deadline_s = time.monotonic() + remaining_s
-        return replace(head, deadline_s=min(deadline_s, head.deadline_s or math.inf))
+def _parse_head(model: str, metadata: Mapping[str, str], remaining_s: float | None) -> RequestHead:
+    """The request's head with the earlier of the client's two deadlines."""
+    head = parse_request_head(model, metadata)
+    if remaining_s is None:
+        return head
+    deadline_s = time.monotonic() + remaining_s
+    return replace(head, deadline_s=min(deadline_s, head.deadline_s or math.inf))
 
 
 def _with_messages(kind: Any, method: Callable[[Any], Awaitable[Any]]) -> Method:
@@ -290,10 +266,11 @@ def _with_messages(kind: Any, method: Callable[[Any], Awaitable[Any]]) -> Method
     return handle
 
 
-def _decode_call(content: bytes) -> _Call:
+def _decode_call(content: bytes) -> tuple[str, str, DecodedBody]:
+    """Model, version and body of a `ModelInferRequest`."""
     message = parse_message(messages.ModelInferRequest, content)
     body = DecodedBody(v2=decode_message(message), protocol=WireProtocol.GRPC_V2)
-    return _Call(_checked_name(message.model_name), message.model_version, body)
+    return _checked_name(message.model_name), message.model_version, body
 
 
 def _checked_name(name: str) -> str:
@@ -319,11 +296,12 @@ def _metadata_of(context: Context) -> dict[str, str]:
     return {str(name): value for name, value in pairs if isinstance(value, str)}
 
 
-def _refusal(error: Exception) -> _Refusal:
+def _refusal(error: Exception) -> tuple[int, str, Sequence[tuple[str, str]]]:
+    """Status, message and metadata of an error."""
     if not isinstance(error, (PodError, RemoteRefused)):
         logger.error("call failed with an unexpected error", exc_info=error)
-        return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
-    return _Refusal(error_status(error), str(error), tuple(error_headers(error)))
+        return HTTPStatus.INTERNAL_SERVER_ERROR, repr(error), ()
+    return error_status(error), str(error), error_headers(error)
 
 
 # The pod's face: KServe's `ModelServer`, and all that is emptied or replaced of it, with reasons.

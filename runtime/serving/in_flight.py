@@ -115,8 +115,7 @@ class InFlightRequests:
                 "header x-pilotlight-simulate is accepted only by pods that run with"
                 " --allow-simulated-work"
             )
-        if self.is_draining:
-            self.check_draining()
+        self.check_draining()
         if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
             raise DeadlinePassed("the deadline had passed when the request arrived")
         if head.is_infer_stage:

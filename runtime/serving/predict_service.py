@@ -273,16 +273,12 @@ class PredictService:
                 spec, token=head.load_token, deadline_s=deadline_s
             )
         except BaseException:
-            self._end_reservation(head)
+            self.end_notifier.notify(head.reservation)
             raise
 
     def release(self, head: RequestHead, acquired: AcquiredModel) -> None:
         acquired.store.end_request(acquired.entry)
-        self._end_reservation(head)
-
-    def _end_reservation(self, head: RequestHead) -> None:
-        if head.reservation is not None:
-            self.end_notifier.notify(head.reservation)
+        self.end_notifier.notify(head.reservation)
 
     async def _convert(
         self,

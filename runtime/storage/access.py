@@ -333,7 +333,7 @@ class NamespaceSecrets:
             case "serviceaccount":
                 return self._of_account(namespace, name, is_s3=is_s3)
             case "secret":
-                return _of_secrets([self._secret(namespace, name)])
+                return _of_secrets([self._call(namespace, "secrets", name)])
             case "storage-config":
                 secret, _, key = name.partition("/")
                 return self._of_storage_config(namespace, secret, key)
@@ -341,7 +341,7 @@ class NamespaceSecrets:
                 raise StorageFailed(f"credentials {credentials!r} are of an unknown kind")
 
     def _of_account(self, namespace: str, name: str, *, is_s3: bool) -> ModelCredentials:
-        account = self._get(namespace, "serviceaccounts", name)
+        account = self._call(namespace, "serviceaccounts", name)
         listed = (each.get("name") for each in account.get("secrets") or ())
         names = dict.fromkeys(str(each) for each in listed if each)
         if len(names) > MAX_SECRETS:
@@ -349,7 +349,7 @@ class NamespaceSecrets:
                 f"service account {namespace}/{name} must have at most {MAX_SECRETS} Secrets under"
                 f" `secrets`, was {len(names)}: keep those with storage credentials"
             )
-        found = _of_secrets([self._secret(namespace, each) for each in names])
+        found = _of_secrets([self._call(namespace, "secrets", each) for each in names])
         annotations = account["metadata"].get("annotations") or {}
         if is_s3 and ROLE in annotations and "AWS_ACCESS_KEY_ID" not in found.variables:
             make_token = partial(self._make_token, namespace, name)
@@ -370,7 +370,7 @@ class NamespaceSecrets:
         return str(made["status"]["token"])
 
     def _of_storage_config(self, namespace: str, name: str, key: str) -> ModelCredentials:
-        data = _data(self._get(namespace, "secrets", name))
+        data = _data(self._call(namespace, "secrets", name))
         try:
             stored = json.loads(data[key])
         except KeyError:
@@ -381,12 +381,6 @@ class NamespaceSecrets:
             raise StorageFailed(f"Secret {namespace}/{name}: {key!r} must be a JSON object")
         stored.pop("ca_bundle", None)  # would name a file of the pod
         return ModelCredentials({"STORAGE_CONFIG": json.dumps({"type": "s3", **stored})})
-
-    def _secret(self, namespace: str, name: str) -> Mapping[str, Any]:
-        return self._get(namespace, "secrets", name)
-
-    def _get(self, namespace: str, kind: str, name: str) -> dict[str, Any]:
-        return self._call(namespace, kind, name)
 
     def _call(
         self, namespace: str, kind: str, name: str, part: str = "", body: object = None

@@ -36,16 +36,8 @@ _WEIGHT_INDEX: Final = ".safetensors.index.json"
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
 ARCHIVE_SUFFIXES: Final = (*TAR_SUFFIXES, ".zip")
 _OTHER_ARCHIVES: Final = (
-    ".tar.xz",
-    ".txz",
-    ".tar.zst",
-    ".tzst",
-    ".7z",
-    ".rar",
-    ".gz",
-    ".xz",
-    ".zst",
-)
+    ".tar.xz", ".txz", ".tar.zst", ".tzst", ".7z", ".rar", ".gz", ".xz", ".zst",
+)  # fmt: skip
 """Of archives that are not unpacked."""
 
 

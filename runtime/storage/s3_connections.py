@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -77,7 +77,11 @@ class S3Connections:
             if via is not None:
                 connection.set_tunnel(host, port or 443)
         if self._hosts is not None:
-            checked = partial(_connect_publicly, hosts=self._hosts)
+            hosts = self._hosts
+
+            def checked(address: Any, timeout: float, _source: object) -> socket.socket:
+                return connect_publicly(address, timeout, hosts)
+
             setattr(connection, "_create_connection", checked)  # noqa: B010 - http.client's own seam
         return connection
 
@@ -89,12 +93,6 @@ class S3Connections:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
-
-
-def _connect_publicly(
-    address: tuple[str, int], timeout: float, _source: object, *, hosts: frozenset[str]
-) -> socket.socket:
-    return connect_publicly(address, timeout, hosts)
 
 
 def _proxy(url: str) -> str | None:

@@ -95,8 +95,7 @@ def scores_of(config: PretrainedConfig) -> Callable[[Logits], Logits]:
 
 
 def sigmoid(values: Logits) -> Logits:
-    found: Logits = np.exp(-np.logaddexp(np.float32(0), -values))  # no overflow on either side
-    return found
+    return np.exp(-np.logaddexp(np.float32(0), -values))  # no overflow on either side
 
 
 def softmax(values: Logits) -> Logits:

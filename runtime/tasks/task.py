@@ -339,6 +339,15 @@ def texts_of(tensor: Tensor) -> list[str]:
         ) from error
 
 
+def one_each(name: str, values: list[Any], count: int) -> list[Any]:
+    """`count` values of an input that has so many, or one for all; raises InvalidRequest."""
+    if len(values) not in {1, count}:
+        raise InvalidRequest(
+            f"input {name!r} must have 1 value or {count}, one per text, has {len(values)}"
+        )
+    return values if len(values) == count else values * count
+
+
 def nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
     """A tensor from nested lists of V1, whose depth and lengths give its shape."""
     shape: list[int] = []

@@ -38,7 +38,8 @@ from runtime.engines.program import (
     Signature,
     Size,
     describe_shape,
-    program_signature,
+    read_document,
+    read_signature,
 )
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
 from runtime.tasks.task import Batching, Processor, nested_tensor
@@ -296,7 +297,7 @@ class TensorProgram(TensorTask):
                 "the model is an exported program, which has no task, but task"
                 f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
             )
-        super().__init__(program_signature(path))
+        super().__init__(read_signature(read_document(path)))
 
     def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the program; raises InvalidRequest for tensors that it does not accept."""

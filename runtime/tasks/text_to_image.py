@@ -26,7 +26,7 @@ from registry.domain.model import Task
 from runtime.engines.images import DiffusionJob, Pipeline, check_index, diffuse
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
-from runtime.tasks.task import Batching, Processor, texts_of
+from runtime.tasks.task import Batching, Processor, one_each, texts_of
 from runtime.tasks.tokenizer_files import load_tokenizer, unbounded_part
 
 MAX_IMAGES = 16
@@ -122,18 +122,12 @@ def _instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
     if prompts is None or prompts.datatype != BYTES:
         raise InvalidRequest(f"inputs must hold a BYTES tensor 'prompt', were {sorted(named)[:8]}")
     count = prompts.data.size
-    columns = {name: _column(tensor, count) for name, tensor in named.items()}
+    values = {
+        name: texts_of(each) if each.datatype == BYTES else each.data.ravel().tolist()
+        for name, each in named.items()
+    }
+    columns = {name: one_each(name, given, count) for name, given in values.items()}
     return [{name: values[row] for name, values in columns.items()} for row in range(count)]
-
-
-def _column(tensor: Tensor, count: int) -> list[Any]:
-    is_text = tensor.datatype == BYTES
-    values = texts_of(tensor) if is_text else tensor.data.ravel().tolist()
-    if len(values) not in {1, count}:
-        raise InvalidRequest(
-            f"input {tensor.name!r} must have 1 value or {count}, one per prompt, has {len(values)}"
-        )
-    return values if len(values) == count else values * count
 
 
 def _parse(instance: Any, path: str, numbers: Sequence[_Number]) -> ImageRequest:

@@ -14,7 +14,6 @@ import numpy as np
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
-    BYTES,
     Tensor,
     check_item_count,
     named_arrays,
@@ -25,7 +24,7 @@ from common.shown_value import shown
 from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.configuration import output_limit, read_json
 from runtime.errors import ModelInvalid
-from runtime.tasks.task import TensorRule, texts_of
+from runtime.tasks.task import TensorRule, one_each, texts_of
 from runtime.tasks.text import TEXT_TYPE, TextModel
 from runtime.tasks.text_generation import TextOutputs, TextPrompts, end_ids, without_padding
 
@@ -215,21 +214,11 @@ def read_text_requests(tensors: Sequence[Tensor]) -> list[TextRequest]:
         )
     count = texts.data.size
     check_item_count(count)
-    options = {name: _strings(tensor, count) for name, tensor in columns.items()}
+    options = {name: one_each(name, texts_of(tensor), count) for name, tensor in columns.items()}
     return [
         TextRequest(text, **{name: values[row] for name, values in options.items()})
-        for row, text in enumerate(_strings(texts, count))
+        for row, text in enumerate(texts_of(texts))
     ]
-
-
-def _strings(tensor: Tensor, count: int) -> list[str]:
-    if tensor.datatype == BYTES and tensor.data.size not in {1, count}:
-        raise InvalidRequest(
-            f"input {tensor.name!r} must have 1 value or {count}, one per text,"
-            f" has {tensor.data.size}"
-        )
-    values = texts_of(tensor)
-    return values if len(values) == count else values * count
 
 
 TASK: Final = "task"

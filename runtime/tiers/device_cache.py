@@ -81,20 +81,12 @@ class IdleMemory:
     def byte_s(self) -> float:
         return self._byte_s + self._idle_bytes * (self._now_s() - self._since_s)
 
-    def begin(self, memory_bytes: int) -> None:
-        """Record that a model of this size became idle."""
-        self._advance()
-        self._idle_bytes += memory_bytes
-
-    def end(self, memory_bytes: int) -> None:
-        """Record that an idle model is used or removed."""
-        self._advance()
-        self._idle_bytes -= memory_bytes
-
-    def _advance(self) -> None:
+    def change(self, memory_bytes: int) -> None:
+        """Record that a model of this size became idle; below 0: that one is used or removed."""
         now_s = self._now_s()
         self._byte_s += self._idle_bytes * (now_s - self._since_s)
         self._since_s = now_s
+        self._idle_bytes += memory_bytes
 
 
 R = TypeVar("R", bound=CachedModel)
@@ -165,7 +157,7 @@ class DeviceCache(Generic[R]):
     def use(self, entry: R, users: int = 1) -> None:
         """Protect a model from eviction until each of the users has called `end_use`."""
         if entry.users == 0:
-            self._idle.end(entry.memory_bytes)
+            self._idle.change(-entry.memory_bytes)
         entry.users += users
         entry.uses += users
         self._uses += 1
@@ -180,7 +172,7 @@ class DeviceCache(Generic[R]):
         self._uses += 1
         entry.last_used = self._uses
         if entry.users == 0:
-            self._idle.begin(entry.memory_bytes)
+            self._idle.change(entry.memory_bytes)
             if entry.retire_reason is not None:
                 self._remove(entry, entry.retire_reason)
             if self._waits:
@@ -325,7 +317,7 @@ class DeviceCache(Generic[R]):
         entry.last_used = self._uses
         entry.clock = self._clock
         self.by_key[entry.key] = entry
-        self._idle.begin(entry.memory_bytes)
+        self._idle.change(entry.memory_bytes)
 
     def retire(self, key: str, reason: str) -> bool:
         """Remove a model, at once or after its last use; False if it is not there."""
@@ -353,5 +345,5 @@ class DeviceCache(Generic[R]):
 
     def _remove(self, entry: R, reason: str, evicted_for: str | None = None) -> None:
         del self.by_key[entry.key]
-        self._idle.end(entry.memory_bytes)
+        self._idle.change(-entry.memory_bytes)
         self._on_removed(entry, reason, evicted_for)

@@ -255,7 +255,7 @@ class DiskBudget:
             limit = self._describe(budget_bytes)
             evicted += self._choose_evictions(others, excess, for_folder, stack, limit=limit)
             for folder, size in evicted:
-                remove_generation(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # memory maps of the files stay valid
                 self._locks.remove(folder.name)
                 DISK_EVICTIONS.labels(reason="budget").inc()
                 DISK_EVICTED_BYTES.inc(size)
@@ -320,8 +320,3 @@ def model_of(folder: Path) -> ModelName:
 
 def _namespace(folder: Path) -> str:
     return model_of(folder).namespace
-
-
-def remove_generation(folder: Path) -> None:
-    """Delete a generation's files; existing memory maps of them stay valid."""
-    shutil.rmtree(folder, ignore_errors=True)

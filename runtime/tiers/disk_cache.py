@@ -29,14 +29,7 @@ from runtime.storage.partial_file import (
 )
 from runtime.storage.ranged_download import Bandwidth, BandwidthUse
 from runtime.storage.storages import ModelStorage, Storages
-from runtime.tiers.disk_budget import (
-    CacheLocks,
-    DiskBudget,
-    FileLock,
-    model_of,
-    remove_generation,
-    write_error,
-)
+from runtime.tiers.disk_budget import CacheLocks, DiskBudget, FileLock, model_of, write_error
 from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_name
 
 MAX_READERS = 16
@@ -333,7 +326,7 @@ class DiskCache:
         if lock is None:
             return
         with lock:
-            remove_generation(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # memory maps of the files stay valid
             self._locks.remove(folder.name)
         self._forget(key)
 

@@ -23,7 +23,6 @@ from runtime.storage.partial_file import PARTIAL_SUFFIX
 from runtime.tiers.eviction import Candidate, lru
 from runtime.tiers.host_folder import (
     IMAGE_SUFFIX,
-    HostFile,
     HostFolder,
     HostFolderUnusable,
     HostSockets,
@@ -277,7 +276,10 @@ class HostTier:
                 return True
             for name in victims.keys:
                 if delete_if_free(images[name].path):
-                    _count_eviction(images.pop(name))
+                    EVICTIONS.labels(tier="host", reason="budget").inc()
+                    file = images.pop(name)
+                    extra = {"key": file.key, "reason": "budget", "freed_bytes": file.size_bytes}
+                    logger.info("model evicted from the host tier", extra=extra)
                 else:
                     mapped.add(name)
 
@@ -309,11 +311,3 @@ def _delete_images(folder: HostFolder, key: str) -> None:
     for file in folder.files(IMAGE_SUFFIX):
         if file.key == key:
             delete_if_free(file.path)
-
-
-def _count_eviction(file: HostFile) -> None:
-    EVICTIONS.labels(tier="host", reason="budget").inc()
-    logger.info(
-        "model evicted from the host tier",
-        extra={"key": file.key, "reason": "budget", "freed_bytes": file.size_bytes},
-    )

@@ -25,14 +25,8 @@ from runtime.errors import ModelInvalid
 HEADER_LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * 1024**2
 BAD_HEADER_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 """Errors raised when a header is invalid JSON or has an unexpected structure."""
 
 DTYPES: Final[Mapping[str, torch.dtype]] = {

@@ -7,10 +7,10 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +30,6 @@ READ_AHEAD_BYTES = 512 * 1024
 """Of one call: Linux cuts longer ones to what the disk reads at once, and drops the rest."""
 MADV_POPULATE_READ = 22
 """Linux constant (madvise(2)) that Python's `mmap` module lacks."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilePiece:
-    """Bytes of a slab that are contiguous in one file."""
-
-    file: int
-    file_offset: int
-    slab_offset: int
-    size_bytes: int
 
 
 class WeightSource:
@@ -77,34 +67,35 @@ class WeightSource:
         """Close the files; mapped tensors stay valid."""
 
 
-class OpenFiles(WeightSource):
-    """Open files of weights with complete headers, as one slab.
+class DiskWeights(WeightSource):
+    """The files of a model's weights on disk, all complete, as one slab.
 
     If several files of safetensors hold a tensor of one name, that of the last file is used.
     """
 
-    def __init__(self, names: Sequence[str], descriptors: Sequence[int]) -> None:
-        """Read the headers; raises ModelInvalid. The caller closes the descriptors."""
-        self._names = tuple(names)
-        self._descriptors = tuple(descriptors)
-        self._stored: dict[str, tuple[int, StoredTensor]] = {
-            tensor.name: (index, tensor)
-            for index, (name, descriptor) in enumerate(zip(names, descriptors, strict=True))
-            for tensor in stored_tensors(descriptor, name)
-        }
-        self.layout = lay_out([tensor for _, tensor in self._stored.values()])
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Open the files and read their headers; raises ModelInvalid."""
+        with ExitStack() as stack:
+            self._files = [(_open(path, stack), _name(path, paths[0].parent)) for path in paths]
+            self._stored: dict[str, tuple[int, StoredTensor]] = {
+                tensor.name: (index, tensor)
+                for index, file in enumerate(self._files)
+                for tensor in stored_tensors(*file)
+            }
+            self.layout = lay_out([tensor for _, tensor in self._stored.values()])
+            self._open_files = stack.pop_all()
         self._starts = [tensor.offset for tensor in self.layout.tensors]
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped; a tensor that is not aligned in its file is copied."""
-        ends = [0] * len(self._names)
+        ends = [0] * len(self._files)
         for index, tensor in self._stored.values():
             ends[index] = max(ends[index], tensor.offset + tensor.size_bytes)
         regions = [
             map_file(descriptor, end, name=name)
-            for descriptor, end, name in zip(self._descriptors, ends, self._names, strict=True)
+            for (descriptor, name), end in zip(self._files, ends, strict=True)
         ]
-        for region, descriptor, name in zip(regions, self._descriptors, self._names, strict=True):
+        for region, (descriptor, name) in zip(regions, self._files, strict=True):
             if not _read_cached(descriptor, region.nbytes // 2, memoryview(bytearray(1))):
                 read_ahead(descriptor, 0, region.nbytes)
             touch_pages(region, name=name)
@@ -113,42 +104,21 @@ class OpenFiles(WeightSource):
         }
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        for piece in self.pieces(offset, len(target)):
-            first = piece.slab_offset - offset
-            read_exactly(
-                self._descriptors[piece.file],
-                piece.file_offset,
-                target[first : first + piece.size_bytes],
-                name=self._names[piece.file],
-            )
-
-    def pieces(self, offset: int, size_bytes: int) -> Iterator[FilePiece]:
-        """The pieces of files that make up a range of the slab, without bytes between tensors."""
-        end = offset + size_bytes
+        end = offset + len(target)
         for placed in self.layout.tensors[max(0, bisect_right(self._starts, offset) - 1) :]:
             if placed.offset >= end:
                 return
             first = max(offset, placed.offset)
             last = min(end, placed.offset + placed.size_bytes)
-            if first >= last:
-                continue
-            index, stored = self._stored[placed.name]
-            yield FilePiece(index, stored.offset + first - placed.offset, first, last - first)
-
-
-class DiskWeights(OpenFiles):
-    """The files of a model's weights on disk, all complete."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Open the files and read their headers; raises ModelInvalid."""
-        with ExitStack() as stack:
-            descriptors = [_open(path, stack) for path in paths]
-            super().__init__([_name(path, paths[0].parent) for path in paths], descriptors)
-            self._open_files = stack.pop_all()
+            if first < last:
+                index, stored = self._stored[placed.name]
+                descriptor, name = self._files[index]
+                begin = stored.offset + first - placed.offset
+                read_exactly(descriptor, begin, target[first - offset : last - offset], name=name)
 
     def drop_cached(self) -> None:
         """Free the memory of the files' pages, unless a process has mapped them."""
-        for descriptor in self._descriptors:
+        for descriptor, _ in self._files:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:

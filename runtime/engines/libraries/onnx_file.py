@@ -157,18 +157,11 @@ _TENSOR, _GRAPH, _TENSORS, _GRAPHS, _SPARSE, _SPARSES = 5, 6, 10, 11, 22, 23
 _SPARSE_VALUES, _SPARSE_DIMS = 1, 3
 _DIMS, _TYPE, _NAME, _EXTERNAL = 1, 2, 8, 13
 _FUNCTION_NAME, _FUNCTION_NODE, _FUNCTION_DOMAIN = 1, 7, 10
-_ITEM_BYTES: Final = dict.fromkeys((2, 3, 9, *range(17, 26)), 1) | {
-    4: 2,
-    5: 2,
-    10: 2,
-    16: 2,
-    1: 4,
-    6: 4,
-    12: 4,
-    7: 8,
-    11: 8,
-    13: 8,
-    14: 8,
+_ITEM_BYTES: Final = {
+    **dict.fromkeys((2, 3, 9, *range(17, 26)), 1),
+    **dict.fromkeys((4, 5, 10, 16), 2),
+    **dict.fromkeys((1, 6, 12), 4),
+    **dict.fromkeys((7, 11, 13, 14), 8),
 }
 _LONGEST_ITEM: Final = 32
 """Of a text in memory, and for types that are not known."""

@@ -27,23 +27,10 @@ if TYPE_CHECKING:
 
 
 _FLOAT_FACTORIES: Final = frozenset(
-    {
-        torch.empty,
-        torch.empty_strided,
-        torch.zeros,
-        torch.ones,
-        torch.rand,
-        torch.randn,
-        torch.eye,
-        torch.linspace,
-        torch.logspace,
-        torch.bartlett_window,
-        torch.blackman_window,
-        torch.hamming_window,
-        torch.hann_window,
-        torch.kaiser_window,
-    }
-)
+    {torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye,
+     torch.linspace, torch.logspace, torch.bartlett_window, torch.blackman_window,
+     torch.hamming_window, torch.hann_window, torch.kaiser_window}
+)  # fmt: skip
 _VALUE_FACTORIES: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
 """They make float tensors if one of their arguments is a float."""
 

@@ -188,8 +188,7 @@ class _Types:
     def of(self, name: str) -> torch.dtype:
         if self._kept is not None and self._kept.search(name):
             return torch.float32
-        dtype: torch.dtype = self.tensors[name].dtype
-        return dtype
+        return self.tensors[name].dtype
 
     def cast(self, name: str, stored: StoredTensor) -> StoredTensor:
         dtype = self.of(name)

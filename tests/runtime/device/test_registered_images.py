@@ -75,7 +75,7 @@ def test_images_leave_one_by_one_where_the_tier_has_no_room(tier: HostTier, tmp_
         put_image(tier, tmp_path, key, value)
         register(engine, memory, tier, key)
     assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.NO_ROOM
-    tier.on_no_room = memory.drop_registered
+    tier.on_no_room = memory.images.drop_one
     assert load(memory, tier, A, reads=False) == 0  # `b` was used before
     assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.DONE
     assert len(engine.registered) == 2
@@ -88,7 +88,7 @@ def test_images_leave_one_by_one_where_the_tier_has_no_room(tier: HostTier, tmp_
 def test_another_pod_of_the_node_gets_room(tier: HostTier, tmp_path: Path) -> None:
     engine = FakeEngine()
     memory = StagedMemory(engine, **SMALL)
-    tier.on_wanted = memory.drop_registered_later
+    tier.on_wanted = memory.images.drop_later
     for key in KEYS:
         put_image(tier, tmp_path, key)
         register(engine, memory, tier, key)
@@ -156,8 +156,8 @@ def test_cuda_copies_from_a_registered_image(tier: HostTier, tmp_path: Path) -> 
     put_image(tier, tmp_path, A, 5)
     image = opened(tier, A)
     memory.register(image)
-    wait_until(lambda: memory._images.acquire(image), what="the driver has taken it")
+    wait_until(lambda: memory.images.acquire(image), what="the driver has taken it")
     assert [load(memory, tier, A) for _ in range(3)] == [5, 5, 5]
-    memory._images.release(image.image_name)
+    memory.images.release(image.image_name)
     image.close()
     memory.close()
