@@ -302,15 +302,8 @@ def _scaled(
 
 def empty_record(before: PlacementRecord, now_s: float) -> PlacementRecord:
     """Nothing is placed any more."""
-    return replace(
-        before,
-        planner="off",
-        reason="placement is off",
-        planned_at_s=now_s,
-        models=(),
-        target=(),
-        pods=(),
-    )
+    off = replace(before, planner="off", reason="placement is off", planned_at_s=now_s)
+    return replace(off, models=(), target=(), pods=())
 
 
 def moving_cost(

@@ -72,11 +72,8 @@ async def view_models(target: PlatformTarget, registry: Registry, _: str) -> Vie
         spec = state.models[ModelName.parse(name)].spec
         policy = {key: value for key, value in asdict(spec.policy).items() if value is not None}
         actions = [action_document(each) for each in records.history if each.subject == name]
-        return document | {
-            "policy": policy,
-            "annotations": dict(spec.annotations),
-            "actions": actions,
-        }
+        annotations = dict(spec.annotations)
+        return document | {"policy": policy, "annotations": annotations, "actions": actions}
 
     def readable(document: Document) -> Document:
         name = f"{document['namespace']}/{document['name']}"
