@@ -37,7 +37,11 @@ class KeyedBackoff:
 
     def failed(self, key: str, now_s: float) -> float:
         """Record a failure; returns the length of the pause in seconds."""
-        self._drop_old(now_s)
+        self._pauses = {  # without old ones
+            each: pause
+            for each, pause in self._pauses.items()
+            if pause.start_s - self.backoff.max_s <= now_s < pause.end_s + self.fades_s
+        }
         known = self._pauses.get(key)
         failures = known.failures + 1 if known is not None else 1
         pause_s = self.backoff.pause_s(failures)
@@ -54,10 +58,3 @@ class KeyedBackoff:
 
     def paused(self, now_s: float) -> frozenset[str]:
         return frozenset(key for key in self._pauses if self.is_paused(key, now_s))
-
-    def _drop_old(self, now_s: float) -> None:
-        self._pauses = {
-            key: pause
-            for key, pause in self._pauses.items()
-            if pause.start_s - self.backoff.max_s <= now_s < pause.end_s + self.fades_s
-        }

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -168,36 +168,29 @@ async def start(command: Command, *, is_connected: bool = False) -> Child:
     return Child(process, streams)
 
 
+@dataclass(eq=False)
 class KeptProcess:
-    """Keeps one process running while it is wanted, and restarts it after a growing pause."""
+    """Keeps one process running while it is wanted, and restarts it after a growing pause.
 
-    def __init__(
-        self,
-        command: Command,
-        *,
-        on_message: Callable[[dict[str, Any], bytes], object] | None = None,
-        on_start: Callable[[], object] = lambda: None,
-        on_end: Callable[[], object] = lambda: None,
-        grace_s: float = 0.0,
-        is_wanted: bool = True,
-    ) -> None:
-        """Callbacks are called on the loop.
+    Callbacks are called on the loop.
+    """
 
-        Args:
-            command: how it is started.
-            on_message: called with each message of the process; None: without a connection.
-            on_start: called when a process has been started.
-            on_end: called when one has ended, whatever the cause.
-            grace_s: time to end after a SIGTERM, when `run` is cancelled.
-            is_wanted: at first.
-        """
-        self.command = command
+    command: Command
+    on_message: Callable[[dict[str, Any], bytes], object] | None = None
+    """Called with each message of the process; None: without a connection."""
+    on_start: Callable[[], object] = lambda: None
+    """Called when a process has been started."""
+    on_end: Callable[[], object] = lambda: None
+    """Called when one has ended, whatever the cause."""
+    grace_s: float = 0.0
+    """Time to end after a SIGTERM, when `run` is cancelled."""
+    is_wanted: InitVar[bool] = True
+    """At first."""
+
+    def __post_init__(self, is_wanted: bool) -> None:
         self.child: Child | None = None
         """The running process."""
         self.deaths = 0
-        self._on_message = on_message
-        self._on_start, self._on_end = on_start, on_end
-        self._grace_s = grace_s
         self._backoff = KeyedBackoff(RESTART, fades_s=STABLE_S)
         self._stopping = asyncio.Event()
         self._wanted = asyncio.Event()
@@ -242,7 +235,7 @@ class KeptProcess:
                     await self._stopping.wait()
 
     async def _run_once(self) -> int:
-        child = await start(self.command, is_connected=self._on_message is not None)
+        child = await start(self.command, is_connected=self.on_message is not None)
         try:
             if self._stopping.is_set():  # `stop` was called during the start
                 return await child.end(grace_s=0.0)
@@ -250,16 +243,16 @@ class KeptProcess:
             logger.info(
                 "process started", extra={"process_name": self.command.name, "pid": child.pid}
             )
-            self._on_start()
-            if self._on_message is not None:
-                await self._receive(child, self._on_message)
+            self.on_start()
+            if self.on_message is not None:
+                await self._receive(child, self.on_message)
                 if not self._stopping.is_set():
                     child.kill()
             return await child.wait()
         finally:
             self.child = None
-            self._on_end()
-            await asyncio.shield(child.end(grace_s=self._grace_s))
+            self.on_end()
+            await asyncio.shield(child.end(grace_s=self.grace_s))
 
     async def _receive(
         self, child: Child, on_message: Callable[[dict[str, Any], bytes], object]

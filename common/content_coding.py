@@ -28,7 +28,8 @@ def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False)
     Raises ValueError for bytes that are not of this coding, UnpackedTooLarge over `max_bytes`.
     """
     wbits = _GZIP_OR_ZLIB
-    if coding == "deflate" and not _has_zlib_head(body):
+    has_head = len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+    if coding == "deflate" and not has_head:
         wbits = -zlib.MAX_WBITS  # some clients send no zlib header and checksum
     parts: list[bytes] = []
     total = at = members = 0
@@ -53,7 +54,3 @@ def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False)
         if not (unpacker.eof or is_prefix):
             raise ValueError(f"is not {coding}: it ends early")
     return b"".join(parts)
-
-
-def _has_zlib_head(body: bytes) -> bool:
-    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0

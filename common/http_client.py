@@ -37,31 +37,22 @@ UNIX: Final = "unix"
 Kind = TypeVar("Kind", bound=Connection)
 
 
+@dataclass(eq=False)
 class ConnectionPool(Generic[Kind]):
     """Idle connections to servers, kept by address. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        create: Callable[[], Kind],
-        options: Mapping[str, Any],
-        *,
-        connect_timeout_s: float | None,
-        max_idle_s: float,
-        max_idle: int,
-    ) -> None:
-        """Limits of the connections.
+    create: Callable[[], Kind]
+    """A connection that is not open yet."""
+    options: Mapping[str, Any]
+    """Of the loop's `create_connection`, such as TLS."""
+    connect_timeout_s: float | None
+    """Of a connection, TLS included."""
+    max_idle_s: float
+    """Well below the time after which the servers close idle connections."""
+    max_idle: int
+    """Connections kept for each address."""
 
-        Args:
-            create: a connection that is not open yet.
-            options: of the loop's `create_connection`, such as TLS.
-            connect_timeout_s: of a connection, TLS included.
-            max_idle_s: well below the time after which the servers close idle connections.
-            max_idle: connections kept for each address.
-        """
-        self._create = create
-        self._options = options
-        self._connect_timeout_s = connect_timeout_s
-        self._max_idle_s, self._max_idle = max_idle_s, max_idle
+    def __post_init__(self) -> None:
         self._idle: dict[str, deque[Kind]] = {}
 
     async def take(self, address: str) -> Kind:
@@ -73,7 +64,7 @@ class ConnectionPool(Generic[Kind]):
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            oldest_s = connection.loop.time() - self._max_idle_s
+            oldest_s = connection.loop.time() - self.max_idle_s
             if not connection.is_closed and connection.idle_since_s > oldest_s:
                 return connection
             connection.close()
@@ -82,15 +73,15 @@ class ConnectionPool(Generic[Kind]):
     async def connect(self, address: str) -> Kind:
         """A new connection; raises NotConnected. Closes others that have been idle too long."""
         loop = asyncio.get_running_loop()
-        self.close_idle_since(loop.time() - self._max_idle_s)
+        self.close_idle_since(loop.time() - self.max_idle_s)
         host, _, port = address.rpartition(":")
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self.connect_timeout_s):
                 if host == UNIX:
-                    _, connection = await loop.create_unix_connection(self._create, port)
+                    _, connection = await loop.create_unix_connection(self.create, port)
                 else:
                     _, connection = await loop.create_connection(
-                        self._create, host.strip("[]"), int(port), **self._options
+                        self.create, host.strip("[]"), int(port), **self.options
                     )
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # also of an address
             raise NotConnected(f"{address} cannot be reached: {error!r}") from error
@@ -106,7 +97,7 @@ class ConnectionPool(Generic[Kind]):
         if idle is None:
             idle = self._idle[address] = deque()
         idle.append(connection)
-        if len(idle) > self._max_idle:
+        if len(idle) > self.max_idle:
             idle.popleft().close()
 
     def close_idle_since(self, oldest_s: float) -> None:

@@ -51,12 +51,9 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
         except httptools.HttpParserUpgrade as found:
             self._parse_without_upgrade(data[found.args[0] :])
-        if self.pipeline and len(self.pipeline) < MAX_PIPELINED:
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        """Undo uvicorn's pause: else a disconnect is noticed only after the pipelined requests."""
-        if len(self.cycle.body) <= HIGH_WATER_LIMIT:
+        # Undo uvicorn's pause: else a disconnect is noticed only after the pipelined requests.
+        is_short = self.pipeline and len(self.pipeline) < MAX_PIPELINED
+        if is_short and len(self.cycle.body) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
 
     def _should_upgrade(self) -> bool:

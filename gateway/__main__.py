@@ -220,7 +220,7 @@ async def serve(settings: GatewaySettings) -> None:
 
                     await stack.enter_async_context(serving_grpc(app, settings))
                 if settings.picker_port:
-                    from gateway.picker.server import serving_picker  # as above
+                    from gateway.picker.process import serving_picker  # as above
 
                     await stack.enter_async_context(serving_picker(app, settings))
                 stack.enter_context(on_stop_signals(server.stop))

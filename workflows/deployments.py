@@ -44,18 +44,15 @@ MAX_STEPS: Final = 256
 """That one run may begin: a loop without an end is ended by it."""
 
 
+@dataclass(eq=False)
 class RunnerProcess:
     """One process with one workflow's file. Belongs to the event loop that starts it."""
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        on_message: Callable[[dict[str, Any]], None],
-        on_exit: Callable[[RunnerProcess], None],
-    ) -> None:
-        self._settings = settings
-        self._on_message = on_message
-        self._on_exit = on_exit
+    settings: SchedulerSettings
+    on_message: Callable[[dict[str, Any]], None]
+    on_exit: Callable[[RunnerProcess], None]
+
+    def __post_init__(self) -> None:
         self._child: Child | None = None
         self._unanswered = 0
         self.is_stopping = False
@@ -96,7 +93,7 @@ class RunnerProcess:
         raise WorkflowError(f"{fault} (status {status})", "bad-file")
 
     async def _start(self) -> Child:
-        settings = (self._settings.runner_memory, MAX_STEPS)
+        settings = (self.settings.runner_memory, MAX_STEPS)
         words = [sys.executable, "-I", "-c", _START, _REPOSITORY, *map(str, settings)]
         try:
             return await start(Command("runner", words, {}, folder=Path("/")), is_connected=True)
@@ -117,7 +114,7 @@ class RunnerProcess:
                 watching.cancel()
         finally:
             await self.stop()
-            self._on_exit(self)
+            self.on_exit(self)
 
     async def _receive(self) -> None:
         if self._child is None:
@@ -126,7 +123,7 @@ class RunnerProcess:
             while (found := await self._child.receive()) is not None:
                 message, self._unanswered = found[0], 0
                 if message.get("type") != "pong":
-                    self._on_message(message)
+                    self.on_message(message)
         except BadFrame as error:
             logger.warning("runner sent a bad frame", extra={"error": str(error)})
 

@@ -48,21 +48,18 @@ class Preload:
         }
 
 
+@dataclass(eq=False)
 class Preloads:
     """All loads ahead of this scheduler. Tasks belong to its task group."""
 
-    def __init__(
-        self,
-        group: asyncio.TaskGroup,
-        secret: PodSecret,
-        metrics: SchedulerMetrics,
-        now_s: Callable[[], float],
-        tls: PartTls | None = None,
-    ) -> None:
-        self._group = group
-        self._now_s = now_s
-        self._metrics = metrics
-        self._pods = PodClient(secret, tls, timeout_s=LOAD_TIMEOUT_S)
+    group: asyncio.TaskGroup
+    secret: PodSecret
+    metrics: SchedulerMetrics
+    now_s: Callable[[], float]
+    tls: PartTls | None = None
+
+    def __post_init__(self) -> None:
+        self._pods = PodClient(self.secret, self.tls, timeout_s=LOAD_TIMEOUT_S)
         self._loads: dict[tuple[str, str], Preload] = {}
 
     def close(self) -> None:
@@ -76,13 +73,13 @@ class Preloads:
         preload = self._loads.get((pod.name, spec.key))
         if preload is not None and preload.ended_s is not None:  # evicted since
             if not preload.is_used:
-                self._metrics.preloads.labels("wasted").inc()
+                self.metrics.preloads.labels("wasted").inc()
             preload = None
         if preload is None:
-            preload = Preload(pod.name, spec.key, due_s, is_predicted, self._now_s())
+            preload = Preload(pod.name, spec.key, due_s, is_predicted, self.now_s())
             self._loads[pod.name, spec.key] = preload
-            self._metrics.preloads.labels("begun").inc()
-            preload.task = self._group.create_task(self._load(preload, pod.address, spec))
+            self.metrics.preloads.labels("begun").inc()
+            preload.task = self.group.create_task(self._load(preload, pod.address, spec))
         preload.wanted_by.add(run)
         return preload
 
@@ -100,7 +97,7 @@ class Preloads:
         preload = self._loads.get((pod, key))
         if preload is not None and not preload.is_used:
             preload.is_used = True
-            self._metrics.preloads.labels("used").inc()
+            self.metrics.preloads.labels("used").inc()
 
     async def _load(self, preload: Preload, address: str, spec: ModelSpec) -> None:
         due_ms = min(max(0.0, 1000 * (preload.due_s - preload.begun_s)), 1000 * LOAD_TIMEOUT_S)
@@ -117,19 +114,19 @@ class Preloads:
                 extra={"pod": preload.pod, "key": preload.key, "error": str(error)},
             )
         finally:
-            preload.ended_s = self._now_s()
+            preload.ended_s = self.now_s()
             if outcome != "loaded":
-                self._metrics.preloads.labels(outcome).inc()
+                self.metrics.preloads.labels(outcome).inc()
                 self._loads.pop((preload.pod, preload.key), None)
 
     def _forget_old(self) -> None:
         """Count what was never used; forget what was."""
-        now_s = self._now_s()
+        now_s = self.now_s()
         for place, preload in list(self._loads.items()):
             if preload.ended_s is None or preload.wanted_by:
                 continue
             if preload.is_used:
                 del self._loads[place]
             elif now_s - preload.ended_s > UNUSED_AFTER_S:
-                self._metrics.preloads.labels("wasted").inc()
+                self.metrics.preloads.labels("wasted").inc()
                 del self._loads[place]

@@ -168,19 +168,14 @@ def split_body(body: bytes, header_length: str | None) -> tuple[dict[str, Any], 
     """The JSON document and the binary tail of a body; raises InvalidRequest, BodyTooLarge."""
     length = len(body)
     if header_length is not None:
-        length = _parse_digits(header_length)
+        is_number = header_length.isascii() and header_length.isdecimal()
+        length = int(header_length) if is_number and len(header_length) <= MAX_DIGITS else 0
         if not 0 < length <= len(body):
             raise InvalidRequest(
                 f"header {LENGTH_HEADER} must be 1 to {len(body)} (the body's length),"
                 f" was {shown(header_length)}"
             )
     return parse_object(body[:length]), memoryview(body)[length:]
-
-
-def _parse_digits(text: str) -> int:
-    """A number of decimal digits; 0 if the text is not one."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
-    return int(text) if is_number else 0
 
 
 MAX_JSON_COMMAS = 4 * 1024**2

@@ -5,6 +5,7 @@ Pure bookkeeping around the fair queue, with the clock passed in; the placer rou
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, Generic
@@ -36,23 +37,17 @@ _EMPTY: Final = QueueStats(0, 0, inf)
 _NO_LOAD: Final = ("", -inf)
 
 
+@dataclass(eq=False)
 class AdmissionQueue(Generic[P]):
     """Requests without a pod, by model. `state` must not change during a call."""
 
-    def __init__(
-        self,
-        state: ClusterState,
-        *,
-        by_deadline: bool = True,
-        on_first: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Without `by_deadline` a queue is in order of arrival, also of late requests.
+    state: ClusterState
+    by_deadline: bool = True
+    """Without it a queue is in order of arrival, also of late requests."""
+    on_first: Callable[[], None] = lambda: None
+    """Called when a request is queued while no others are."""
 
-        `on_first` is called when a request is queued while no others are.
-        """
-        self._on_first = on_first
-        self._by_deadline = by_deadline
-        self._state = state
+    def __post_init__(self) -> None:
         self._fair_queue = FairQueue()
         self.waiting: dict[QueueKey, P] = {}
         """All of them. Without any, all numbers are 0, which callers need not ask for."""
@@ -76,7 +71,7 @@ class AdmissionQueue(Generic[P]):
 
     def ahead_of(self, request: IncomingRequest) -> int:
         """Queued requests of the model that would be dispatched before this new one."""
-        record = self._state.models.get(request.model)
+        record = self.state.models.get(request.model)
         priority = 0 if record is None else record.serving.policy.priority
         queue = self._fair_queue.of(request.model.namespace, request.model.name)
         return bisect_left(queue, self._key(request, priority))
@@ -87,7 +82,7 @@ class AdmissionQueue(Generic[P]):
             model=request.model.name,
             sequence=request.sequence,
             priority=priority,
-            deadline_s=due_s(request) if self._by_deadline else None,
+            deadline_s=due_s(request) if self.by_deadline else None,
         )
 
     def stalled_s(self, model: ModelName, now_s: float) -> float:
@@ -114,19 +109,19 @@ class AdmissionQueue(Generic[P]):
         request, spec = placement.arrival, placement.spec
         depth = self.depth_of(request.model)
         if depth >= spec.policy.queue_depth:
-            hold_s = self._state.measured(spec.key).infer.seconds
+            hold_s = self.state.measured(spec.key).infer.seconds
             raise Rejected(
                 Reason.QUEUE_FULL,
                 f"{depth} requests of {request.model} are queued; queue-depth is "
                 f"{spec.policy.queue_depth}",
-                retry_after_s=max(1.0, depth * hold_s / max(1, len(self._state.pods))),
+                retry_after_s=max(1.0, depth * hold_s / max(1, len(self.state.pods))),
             )
         placement.queue_key = key = self._key(request, spec.policy.priority)
         placement.refusals = 0
         placement.enqueued_s = now_s
         placement.wait_reason = Reason.QUEUE_NO_SLOT
         if not self.waiting:
-            self._on_first()
+            self.on_first()
         self.waiting[key] = placement
         self._progress_s.setdefault(request.model, now_s)
         self._enter(placement, key)
@@ -155,7 +150,7 @@ class AdmissionQueue(Generic[P]):
             if placement.awaited_tier is None and placement.enqueued_s <= seen_s:
                 placement.awaited_tier = tier
             self._leave(placement.queue_key)
-            infer_s = self._state.measured(placement.spec.key).infer.seconds
+            infer_s = self.state.measured(placement.spec.key).infer.seconds
             self._fair_queue.end_turn(placement.queue_key.tenant, infer_s, now_s)
             self._progress_s[placement.arrival.model] = now_s
 
@@ -177,13 +172,13 @@ class AdmissionQueue(Generic[P]):
 
     def _enter(self, placement: P, key: QueueKey) -> None:
         self._fair_queue.add(key)
-        model, depths = placement.spec.key, self._state.queue_depths
+        model, depths = placement.spec.key, self.state.queue_depths
         self._counted[key] = model
         depths[model] = depths.get(model, 0) + 1
 
     def _leave(self, key: QueueKey) -> None:
         if self._fair_queue.remove(key):
-            model, depths = self._counted.pop(key), self._state.queue_depths
+            model, depths = self._counted.pop(key), self.state.queue_depths
             depths[model] -= 1
             if not depths[model]:
                 del depths[model]
@@ -210,7 +205,7 @@ class AdmissionQueue(Generic[P]):
         return Rejected(
             Reason.QUEUE_TIMEOUT,
             f"no pod accepted the request within queue-timeout {queue_timeout_s:g} s "
-            f"({placement.wait_reason}); {len(self._state.pods)} pods",
+            f"({placement.wait_reason}); {len(self.state.pods)} pods",
         )
 
     # The order of dispatch
@@ -226,9 +221,9 @@ class AdmissionQueue(Generic[P]):
     def _latest_start_s(self, placement: P) -> float | None:
         """When the request can no longer be in time; None: never, or then it is rejected."""
         request = placement.arrival
-        if not self._by_deadline or request.due_s is None or request.deadline_s is not None:
+        if not self.by_deadline or request.due_s is None or request.deadline_s is not None:
             return None
-        measured = self._state.measured(placement.spec.key)
+        measured = self.state.measured(placement.spec.key)
         hold_s = measured.stages_of(request.size_class).hold_s if measured.get("infer") else 0.0
         return request.due_s - hold_s
 
@@ -265,16 +260,16 @@ class AdmissionQueue(Generic[P]):
     def _is_ready(self, key: QueueKey, now_s: float) -> bool:
         placement = self.waiting[key]
         model = placement.spec.key
-        if self._state.warm(model):
+        if self.state.warm(model):
             return True
         return is_ready(
             waited_s=now_s - placement.enqueued_s,
             left_s=key.deadline_s - now_s,
-            load_s=self._state.measured(model).load_from(Tier.REMOTE, None).seconds,
+            load_s=self.state.measured(model).load_from(Tier.REMOTE, None).seconds,
         )
 
     def _loading_tier(self, key: str) -> str:
-        for residency in self._state.holders(key).values():
+        for residency in self.state.holders(key).values():
             if residency.loading_from is not None:
                 return str(residency.loading_from)
         return "remote"

@@ -50,8 +50,9 @@ class PickedRequest(Request):
             left_ms = self._left_ms(until_s)
             self._client.run.unlimit()
             self._sent_s = time.perf_counter()
+            others = self._context.placer.alternatives(placement, placement.decision)
             proxy.pick(
-                self._endpoints(placement),
+                [placement.reservation.entry.address, *[pod.address for pod in others]],
                 self._lines(placement, length, left_ms),
                 self._dropped(),
                 partial(self._take_response, placement, proxy),
@@ -70,10 +71,6 @@ class PickedRequest(Request):
             if error.reason is Reason.QUEUE_TIMEOUT:  # by the protocol: no endpoint was ready
                 error.status = HTTPStatus.SERVICE_UNAVAILABLE
             raise
-
-    def _endpoints(self, placement: Placement) -> list[str]:
-        others = self._context.placer.alternatives(placement, placement.decision)
-        return [placement.reservation.entry.address, *[pod.address for pod in others]]
 
     def _lines(self, placement: Placement, length: int, left_ms: float) -> Headers:
         """Headers for the pod, as on a connection of the gateway's own."""

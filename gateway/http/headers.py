@@ -98,7 +98,8 @@ def read_headers(headers: Headers) -> RequestHeaders:
         elif name == b"x-request-id":
             read.request_id = _parse_request_id(value)
         elif name == b"connection":
-            hop_by_hop |= _connection_options(value)
+            if value.lower() not in _USUAL_CONNECTION:  # hop-by-hop (RFC 9110, section 7.6.1)
+                hop_by_hop |= {option.strip().lower() for option in value.split(b",")}
         elif name.startswith(PILOTLIGHT):
             _read_pilotlight(read, name, value)
             if name in _FORWARDED:
@@ -107,13 +108,6 @@ def read_headers(headers: Headers) -> RequestHeaders:
             lines += (name, b": ", value, b"\r\n")
     read.forwarded = b"".join(lines if not hop_by_hop else _without(lines, hop_by_hop))
     return read
-
-
-def _connection_options(value: bytes) -> frozenset[bytes]:
-    """Headers that `connection` declares to be hop-by-hop (RFC 9110, section 7.6.1)."""
-    if value.lower() in _USUAL_CONNECTION:
-        return _NO_NAMES
-    return frozenset(option.strip().lower() for option in value.split(b","))
 
 
 def _without(lines: list[bytes], names: frozenset[bytes]) -> list[bytes]:

@@ -99,7 +99,9 @@ class Listener:
 
     def _open_at_once(self, connection: socket.socket) -> None:
         """The protocol's `connection_made` is called in the next turn; no task waits for it."""
-        data = _first_bytes(connection)
+        data = b""
+        with contextlib.suppress(OSError):  # of a broken one, which its transport will see
+            data = connection.recv(_FIRST_BYTES)
         unread_s = _unread_s(connection) if data else 0.0
         protocol = self._create_protocol()
         opening = self._loop.connect_accepted_socket(lambda: protocol, connection)
@@ -136,14 +138,6 @@ def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
             break
         listening.append(socket.create_server(address[:2], family=family, backlog=backlog))
     return listening
-
-
-def _first_bytes(connection: socket.socket) -> bytes:
-    """What has come with the connection; nothing if it is broken, which its transport will see."""
-    try:
-        return connection.recv(_FIRST_BYTES)
-    except OSError:
-        return b""
 
 
 def _finish(opening: Opening, _: object) -> None:

@@ -233,8 +233,8 @@ class PodConnectionPool(ConnectionPool[PodConnection]):
     async def close_idle_periodically(self) -> None:
         """Until cancelled; also drops addresses of pods that are gone."""
         while True:
-            await asyncio.sleep(self._max_idle_s / 2)
-            self.close_idle_since(asyncio.get_running_loop().time() - self._max_idle_s)
+            await asyncio.sleep(self.max_idle_s / 2)
+            self.close_idle_since(asyncio.get_running_loop().time() - self.max_idle_s)
 
 
 MESSAGES: Final = {

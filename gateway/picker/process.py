@@ -2,22 +2,29 @@
 
 Envoy sends heads, and bodies as its filter is set; each message but those is answered at once. The
 answer to the request's head waits until the request is placed, or to its body, if that names the
-model. What Envoy streams in full duplex is given back piece by piece.
+model. What Envoy streams in full duplex is given back piece by piece. The picker's port has TLS
+unless it is off.
 """
 
 import asyncio
+import datetime
 import logging
 import re
-from collections.abc import Callable, Iterable, MutableSet, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, MutableSet, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
+from common.certificates import make_certificates, make_context
 from common.grpc.call import INTERNAL, INVALID_ARGUMENT, Call
 from common.grpc.http2 import GrpcConnection
+from common.grpc.server import serving
 from common.http_headers import Headers, read_lines
 from common.inference_protocol.grpc_messages import message_classes
+from common.tls import PART_NAME, PartTls
 from gateway.app import GatewayApp
 from gateway.errors import (
     BadRequest,
@@ -26,11 +33,12 @@ from gateway.errors import (
     MethodNotAllowed,
     UnknownPath,
 )
-from gateway.grpc.inference_service import get, target_of_call
+from gateway.grpc.inference_service import get, server_options, target_of_call
 from gateway.http.error_responses import body_and_headers
 from gateway.http.headers import KnownHead
 from gateway.http.openai import is_openai
 from gateway.request_task import RequestRun
+from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -355,3 +363,36 @@ def _set(mutation: Any, headers: Iterable[tuple[bytes, bytes]]) -> None:
         option = mutation.set_headers.add()
         option.append_action = _OVERWRITE
         option.header.key, option.header.raw_value = name.decode("latin-1"), value
+
+
+_READY: Final = ("", "readiness", PROCESS.decode().split("/")[1])
+
+
+def _tls(settings: GatewaySettings) -> PartTls:
+    """With one's own certificate, if there is none: gateways do not verify a picker's."""
+    if settings.picker_tls == "off":
+        return PartTls()
+    tls = PartTls(settings.tls_dir)
+    if tls.server is None:
+        made = make_certificates([PART_NAME], datetime.datetime.now(datetime.UTC))
+        tls.server = make_context(made)
+    tls.server.set_alpn_protocols(["h2"])
+    return tls
+
+
+@asynccontextmanager
+async def serving_picker(app: GatewayApp, settings: GatewaySettings) -> AsyncIterator[None]:
+    """The picker at `--picker-port`. Raises OSError if the port is taken."""
+    tls = _tls(settings)
+    is_ready = {**dict.fromkeys(_READY, lambda: app.is_ready), "liveness": lambda: True}
+    services = {PROCESS: partial(Process, app, set())}
+    options = server_options(app, settings)
+    async with (
+        asyncio.TaskGroup() as group,
+        serving(services, is_ready, port=settings.picker_port, tls=tls.server, **options),
+    ):
+        reloading = group.create_task(tls.reload_periodically())
+        try:
+            yield
+        finally:
+            reloading.cancel()

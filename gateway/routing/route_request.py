@@ -164,9 +164,10 @@ def route_request(
         reason = Reason.MODEL_STOPPED if spec.is_stopped else Reason.NO_SUPPORTING_RUNTIME
         return RoutingResult(Reject(reason, message), policy, spec)
     avoids_load = request.load_failed
-    if record.failure is not None and _is_backing_off(record.failure, spec, now_s):
+    failure = record.failure
+    if failure is not None and failure.key == spec.key and now_s < failure.retry_at_s:
         if not _is_warm_at_ready_pod(spec, cluster):
-            return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
+            return RoutingResult(_load_failed(failure, now_s), policy, spec)
         avoids_load, may_load = True, False  # it waits for a suspect pod
     view = view_of(
         request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
@@ -184,11 +185,6 @@ def route_request(
     if request.deadline_s is not None:
         _reject_if_late(result, view, request.deadline_s, cluster, now_s, may_probe=may_probe)
     return result
-
-
-def _is_backing_off(failure: LoadFailure, spec: ModelSpec, now_s: float) -> bool:
-    """True if the last load of this generation failed recently."""
-    return failure.key == spec.key and now_s < failure.retry_at_s
 
 
 def _is_warm_at_ready_pod(spec: ModelSpec, cluster: ClusterState) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
@@ -117,22 +117,22 @@ class EventLog:
             raise HttpError(f"{event.url} answered with status {response.status}")
 
 
+@dataclass(eq=False, slots=True)
 class LoggedRequest:
     """One request, and the parts of its response so far."""
 
-    def __init__(self, log: EventLog, settings: RequestLog, attributes: Mapping[str, str]) -> None:
-        self._log = log
-        self._settings = settings
-        self._attributes = attributes
-        self._response: list[bytes] = []
-        self._response_bytes = 0
+    log: EventLog
+    settings: RequestLog
+    attributes: Mapping[str, str]
+    _response: list[bytes] = field(default_factory=list)
+    _response_bytes: int = 0
 
     def request(self, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
-        if self._settings.mode is not LogMode.RESPONSE:
+        if self.settings.mode is not LogMode.RESPONSE:
             self._add(REQUEST, list(chunks), size, content_type)
 
     def response_part(self, body: bytes) -> None:
-        if self._settings.mode is LogMode.REQUEST:
+        if self.settings.mode is LogMode.REQUEST:
             return
         self._response_bytes += len(body)
         if self._response_bytes <= MAX_EVENT_BYTES:
@@ -142,7 +142,7 @@ class LoggedRequest:
 
     def response_end(self, content_type: bytes) -> None:
         """The response had status 200 and is complete."""
-        if self._settings.mode is not LogMode.REQUEST:
+        if self.settings.mode is not LogMode.REQUEST:
             self._add(RESPONSE, self._response, self._response_bytes, content_type)
 
     def _add(self, kind: str, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
@@ -150,9 +150,9 @@ class LoggedRequest:
             "ce-type": kind,
             "ce-time": datetime.now(UTC).isoformat(),
             "content-type": content_type.decode("latin-1") or "application/json",
-            **self._attributes,
+            **self.attributes,
         }
-        self._log.add(Event(self._settings.url, headers, chunks, size))
+        self.log.add(Event(self.settings.url, headers, chunks, size))
 
 
 def _attributes(

@@ -111,8 +111,8 @@ class RecentRequest(NamedTuple):
 
 
 class RecentRequests:
-    def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
-        self._requests: deque[RecentRequest] = deque(maxlen=max_requests)
+    def __init__(self) -> None:
+        self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
         self.total = 0
         """Requests recorded since the start, also those that were dropped."""
 

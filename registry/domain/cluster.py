@@ -193,14 +193,10 @@ class ChangeApplier:
         for kind, *values in changes:
             self._apply(version, kind, *values)
         self.state.version = max(self.state.version, version)
-        if len(self._versions) > self._most_versions:
-            self._forget_versions()
-
-    def _forget_versions(self) -> None:
-        """Forget versions that no late change can meet: entities come and go for ever."""
-        oldest = self.state.version - LATE_VERSIONS
-        self._versions = {entity: at for entity, at in self._versions.items() if at > oldest}
-        self._most_versions = max(_FEW_VERSIONS, 2 * len(self._versions))
+        if len(self._versions) > self._most_versions:  # forget what no late change can meet
+            oldest = self.state.version - LATE_VERSIONS
+            self._versions = {entity: at for entity, at in self._versions.items() if at > oldest}
+            self._most_versions = max(_FEW_VERSIONS, 2 * len(self._versions))
 
     def _apply(self, version: int, kind: str, *values: Any) -> None:
         """Apply one change; one that only a newer version of this program can read is skipped."""

@@ -300,22 +300,18 @@ class _Device:
         return self.slot_price_s(held_s) + self.loads * alone_s
 
 
+@dataclass(eq=False)
 class EvictionPrices:
     """Prices for one cluster state, which refreshes them: see `ClusterState.prices_at`."""
 
-    def __init__(
-        self,
-        pods: PodIndex,
-        residency: ResidencyIndex,
-        arrivals: ArrivalRates,
-        queue_depths: Mapping[str, int],
-    ) -> None:
+    pods: PodIndex
+    residency: ResidencyIndex
+    arrivals: ArrivalRates
+    queue_depths: Mapping[str, int]
+
+    def __post_init__(self) -> None:
         self.base_of: Callable[[str], str] | None = None
         """The key of an adapter's base; empty: it has none. None: there are no adapters."""
-        self._pods = pods
-        self._residency = residency
-        self._arrivals = arrivals
-        self._queue_depths = queue_depths
         self.expected_rates = ExpectedRates()
         """Published arrivals of the whole pool; too old ones are ignored."""
         self.characteristic_s = inf
@@ -347,21 +343,21 @@ class EvictionPrices:
         """Take the latest rates, once per `REFRESH_S`, and sooner while models come new."""
         if self._is_held:
             return
-        models = len(self._arrivals.models())
+        models = len(self.arrivals.models())
         interval_s = REFRESH_S
         if models != self._models:
             interval_s = min(REFRESH_S, _REFRESH_S_PER_MODEL * models)
         if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < interval_s:
             return
         self._refreshed_s, self._models = now_s, models
-        self._own_rates = self._arrivals.rates_per_s(now_s)
+        self._own_rates = self.arrivals.rates_per_s(now_s)
         self._rates = blended_rates(self._own_rates, self.expected_rates.at(now_s))
-        sizes = self._residency.device_bytes
+        sizes = self.residency.device_bytes
         self._mean_bytes = sum(sizes.values()) // len(sizes) if sizes else 0
         self.characteristic_s = characteristic_time_s(
             list(self._rates.values()),
             [sizes.get(key, self._mean_bytes) for key in self._rates],
-            sum([pod.memory_bytes for pod in self._pods.values() if pod.is_accepting]),
+            sum([pod.memory_bytes for pod in self.pods.values() if pod.is_accepting]),
         )
         self._devices.clear()
 
@@ -370,10 +366,10 @@ class EvictionPrices:
 
         At a pod, of an adapter with its base, unless that is there.
         """
-        size_bytes = self._residency.device_bytes.get(key, self._mean_bytes)
+        size_bytes = self.residency.device_bytes.get(key, self._mean_bytes)
         if pod is not None and self.base_of is not None:
             base = self.base_of(key)
-            if base and base not in self._residency.on_device(pod.name):
+            if base and base not in self.residency.on_device(pod.name):
                 size_bytes += self.size_bytes(base)
         return size_bytes
 
@@ -381,8 +377,8 @@ class EvictionPrices:
         """What a load of this size costs others: `price_s`, `delay_s` and `queue_loss`."""
         device = self.device(pod)
         cost_s = device.price_s(size_bytes) + device.delay_s(load_s, load_s)
-        if self._queue_depths:
-            cost_s += device.queue_loss(size_bytes, self._queue_depths).loss_s
+        if self.queue_depths:
+            cost_s += device.queue_loss(size_bytes, self.queue_depths).loss_s
         return cost_s
 
     def price_s(self, pod: PodState, key: str) -> float:
@@ -396,7 +392,7 @@ class EvictionPrices:
 
     def queue_loss(self, pod: PodState, key: str) -> QueueLoss:
         """What requests queued for the victims of a load of this model lose."""
-        return self.device(pod).queue_loss(self.size_bytes(key, pod), self._queue_depths)
+        return self.device(pod).queue_loss(self.size_bytes(key, pod), self.queue_depths)
 
     def later_gain_s(self, key: str, load_s: float) -> float:
         """What expected requests lose less with a first copy: its price, from the other side."""
@@ -410,19 +406,19 @@ class EvictionPrices:
         """Whether a further copy leaves room for the models with requests that are nowhere yet."""
         if self._spare_s is None or not 0 <= now_s - self._spare_s < _SPARE_REFRESH_S:
             self._spare_s = now_s
-            free = [self.device(pod).free_bytes for pod in self._pods.values()]
-            wanted = self._arrivals.models() | self._rates.keys()
-            nowhere = [each for each in wanted if not self._residency.copies(each)]
+            free = [self.device(pod).free_bytes for pod in self.pods.values()]
+            wanted = self.arrivals.models() | self._rates.keys()
+            nowhere = [each for each in wanted if not self.residency.copies(each)]
             self._spare_bytes = sum([each for each in free if each > 0]) - sum(
                 [self.size_bytes(each) for each in nowhere]
             )
         return self.size_bytes(key) <= self._spare_bytes
 
     def device(self, pod: PodState) -> _Device:
-        if self._residency.device_changes:
-            for name in self._residency.device_changes:
+        if self.residency.device_changes:
+            for name in self.residency.device_changes:
                 self._devices.pop(name, None)
-            self._residency.device_changes.clear()
+            self.residency.device_changes.clear()
         found = self._devices.get(pod.name)
         if found is None:
             found = self._devices[pod.name] = self._price_device(pod)
@@ -431,26 +427,23 @@ class EvictionPrices:
     def _price_device(self, pod: PodState) -> _Device:
         free_bytes, victims, loads = pod.memory_bytes, [], 0
         arrivals_per_s = busy_slots = 0.0
-        for key, residency in self._residency.on_device(pod.name).items():
+        for key, residency in self.residency.on_device(pod.name).items():
             size_bytes = self.size_bytes(key)
             free_bytes -= size_bytes
             if residency.is_warm:
                 measured, rate = pod.estimates[key], self.rate_per_s(key)
-                copies = self._residency.copies(key)
+                copies = self.residency.copies(key)
                 victims.append(self._victim(pod, key, size_bytes, rate, copies))
                 arrivals_per_s += rate / copies
                 busy_slots += rate / copies * measured.stages.hold_s
             else:
                 loads += 1
         victims.sort(key=lambda each: each.loss_s / max(1, each.size_bytes))
-        evictable_bytes = sum([each.size_bytes for each in victims])
+        evictable_bytes, others = sum([each.size_bytes for each in victims]), pod.slots - 1
+        if others:  # arrivals times the probability that all of these slots are held
+            arrivals_per_s *= min(1.0, busy_slots / others) ** others
         return _Device(
-            pod.memory_bytes,
-            free_bytes,
-            evictable_bytes,
-            loads,
-            victims,
-            _waits_per_s(pod.slots - 1, arrivals_per_s, busy_slots),
+            pod.memory_bytes, free_bytes, evictable_bytes, loads, victims, arrivals_per_s
         )
 
     def _victim(
@@ -467,11 +460,6 @@ class EvictionPrices:
             serve_s / max(1, copies),
             self._own_rates.get(key, 0.0) * reload_s if copies <= 1 else 0.0,
         )
-
-
-def _waits_per_s(slots: int, arrivals_per_s: float, busy_slots: float) -> float:
-    """Arrivals times the probability that all of these slots are held."""
-    return arrivals_per_s * min(1.0, busy_slots / slots) ** slots if slots else arrivals_per_s
 
 
 def _reload_s(measured: ModelEstimates, link_bytes_per_s: float | None) -> float:

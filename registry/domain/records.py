@@ -236,13 +236,15 @@ def encode_wanted(wanted: WantedPods) -> str:
 def decode_wanted(text: str) -> WantedPods:
     stored = orjson.loads(text)
     shapes = stored.get("shapes", [{"count": stored["pods"]}])
-    return WantedPods(tuple(_decode_shape(each) for each in shapes), tuple(stored["leaving"]))
-
-
-def _decode_shape(stored: dict[str, Any]) -> PodShape:
-    kind = AcceleratorKind(stored.get("product", ""), stored.get("share", 1.0))
-    caps = tuple((key, rows) for key, rows in stored.get("batch_caps", ()))
-    return PodShape(stored["count"], kind, caps)
+    found = [
+        PodShape(
+            each["count"],
+            AcceleratorKind(each.get("product", ""), each.get("share", 1.0)),
+            tuple((key, rows) for key, rows in each.get("batch_caps", ())),
+        )
+        for each in shapes
+    ]
+    return WantedPods(tuple(found), tuple(stored["leaving"]))
 
 
 def action_document(record: ActionRecord) -> dict[str, Any]:

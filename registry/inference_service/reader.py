@@ -105,11 +105,6 @@ def read_object(document: object) -> ModelSpec:
     return spec
 
 
-def _not_an_object(place: str, document: object) -> str:
-    problem = f"must be an object of kind {KIND}, was {shown(document)}"
-    return f"{place}: {problem}" if place else problem
-
-
 def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
 
@@ -125,7 +120,8 @@ class _Reader:
     def read(self, document: object) -> ModelSpec | None:
         checks = self.checks
         if not isinstance(document, dict):
-            checks.problems.append(_not_an_object(checks.place, document))
+            problem = f"must be an object of kind {KIND}, was {shown(document)}"
+            checks.problems.append(f"{checks.place}: {problem}" if checks.place else problem)
             return None
         if problem := kind_problem(document):
             checks.title = title_of(document, checks.default_namespace)

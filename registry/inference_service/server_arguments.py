@@ -123,7 +123,9 @@ class _Reader:
     def read(self, written: str, value: str | None) -> None:
         key = _key(written)
         if key == "model_name" or (self.is_hugging_face and key == "served_model_name"):
-            self._read_name(written, value)
+            if not _NAME.fullmatch(value or ""):
+                self._reject(written, "a name of 1 to 253 letters, digits and any of -_./:", value)
+            self.found.model_name = value or ""
         elif self.is_hugging_face and self._read_engine(key, value):
             return
         elif not self.is_hugging_face or not self._read_hugging_face(key, written, value):
@@ -136,11 +138,6 @@ class _Reader:
             text = "" if value is None else f"={value}"
             self.found.engine.append(f"--{key.replace('_', '-')}{text}")
         return is_one
-
-    def _read_name(self, written: str, value: str | None) -> None:
-        if not _NAME.fullmatch(value or ""):
-            self._reject(written, "a name of 1 to 253 letters, digits and any of -_./:", value)
-        self.found.model_name = value or ""
 
     def _read_hugging_face(self, key: str, written: str, value: str | None) -> bool:
         """Whether the argument has a counterpart here."""

@@ -182,7 +182,10 @@ class Registry:
     ) -> None:
         """Extend the lease and report measurements. Raises LeaseLost."""
         used = orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode()
-        samples = [[each.key, each.measure, _finite(each.values_s)] for each in report.samples]
+        samples = [  # JSON writes infinities as null, which would break medians in every copy
+            [each.key, each.measure, [value for value in each.values_s if math.isfinite(value)]]
+            for each in report.samples
+        ]
         await self._submit_checked(
             "beat",
             pod,
@@ -339,8 +342,3 @@ class Registry:
             case "fenced":
                 raise ClaimLost("the load's claim has expired or was replaced by a newer one")
         return result
-
-
-def _finite(values_s: Iterable[float]) -> list[float]:
-    """Leave out infinities: JSON writes them as null, which would break medians in every copy."""
-    return [value for value in values_s if math.isfinite(value)]

@@ -20,7 +20,7 @@ import pytest
 from gateway.__main__ import serve
 from gateway.grpc.inference_service import serving_grpc
 from gateway.http.pod_connection import PodConnectionPool, PodUnreachable
-from gateway.picker.server import serving_picker
+from gateway.picker.process import serving_picker
 from gateway.settings import GatewaySettings
 from tests.architecture.test_visited_files import REQUEST, SPEC
 from tests.gateway.asynchronous import run_async
