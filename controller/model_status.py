@@ -289,9 +289,4 @@ def _readiness(status: Mapping[str, Any]) -> tuple[object, ...]:
         for each in conditions
         if each["type"] in ("PredictorReady", "Ready")
     ]
-    return (
-        *ready,
-        status.get("observedGeneration"),
-        status.get("deploymentMode"),
-        status.get("url"),
-    )
+    return (*ready, *map(status.get, ("observedGeneration", "deploymentMode", "url")))

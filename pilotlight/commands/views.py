@@ -301,13 +301,8 @@ async def view_graphs(_: PlatformTarget, registry: Registry, __: str) -> View:
             }
             for node, each in found[name]["graph"].items()
         }
-        deadline_s = found[name]["deadline_s"]
-        return {
-            "namespace": name.namespace,
-            "name": name.name,
-            "deadline_s": deadline_s,
-            "nodes": nodes,
-        }
+        names = {"namespace": name.namespace, "name": name.name}
+        return names | {"deadline_s": found[name]["deadline_s"], "nodes": nodes}
 
     graphs = sorted(name for name, each in found.items() if each["kind"] == GRAPH)
     return View(
