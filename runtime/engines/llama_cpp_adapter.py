@@ -62,11 +62,8 @@ class LlamaCppAdapter(EngineAdapter):
         ]  # fmt: skip
         if start.device_share is None:
             flags += ["--device", "none"]
-        flags += [
-            part
-            for path in sorted(model.parent.glob(f"{PROJECTOR_PREFIX}*{GGUF_SUFFIX}"))[:1]
-            for part in ("--mmproj", str(path))
-        ]
+        for path in sorted(model.parent.glob(f"{PROJECTOR_PREFIX}*{GGUF_SUFFIX}"))[:1]:
+            flags += ["--mmproj", str(path)]
         return flags
 
 

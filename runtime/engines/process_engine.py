@@ -186,8 +186,7 @@ class ProcessEngines:
 
     def release_adapter(self, loaded: EngineModel) -> None:
         """Have the engine forget an adapter, in the background; not a later one of its name."""
-        is_latest = loaded.process.adapters.get(loaded.names[0]) is loaded
-        if is_latest and not loaded.process.ended.is_set():
+        if loaded.process.adapters.get(loaded.names[0]) is loaded:
             self.processes.in_background(self._unload_adapter(loaded))
 
     async def _unload_adapter(self, loaded: EngineModel) -> None:

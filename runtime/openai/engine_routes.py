@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -87,14 +86,10 @@ class EngineCall:
         return orjson.dumps({**self.document, "model": name if name in names else names[0]})
 
 
-Answer = tuple[bytes, Headers, int]
-"""Body, headers and status of a response that is not streamed."""
-
-
 async def _exchange(
     path: str, call: EngineCall, held: HeldModel, response: HttpResponse
-) -> Answer | None:
-    """The engine's answer; None: its stream was passed on, but for its end."""
+) -> tuple[bytes, Headers, int] | None:
+    """Body, headers and status; None: a stream was passed on, but for its end."""
     model = held.acquired.model
     if not isinstance(model, EngineServed):
         raise TypeError(f"{model.spec.key} is not a model of an engine")
@@ -103,7 +98,7 @@ async def _exchange(
         headers = _headers(remote, held, time.monotonic() - begun_s)
         if not remote.headers.get("content-type", "").startswith(EVENT_STREAM):
             answer = Response(remote.status, remote.headers, await remote.read())
-            if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and refused.search(answer.text):
+            if answer.status == 500 and refused.search(answer.text):
                 raise InvalidRequest(message_of(answer))
             return answer.body, headers, answer.status
         await response.start(headers, remote.status)
@@ -114,10 +109,6 @@ async def _exchange(
 
 def _headers(remote: StreamedResponse, held: HeldModel, infer_s: float) -> Headers:
     """The engine's, and how the response came about."""
-    kept = [
-        (name, remote.headers[name])
-        for name in ("content-type", "cache-control")
-        if name in remote.headers
-    ]
+    kept = [each for each in remote.headers.items() if each[0] in {"content-type", "cache-control"}]
     stages = {**held.stages, Stage.INFER: infer_s}
     return [*kept, ("x-pilotlight-start", held.acquired.start), server_timing(stages)]
