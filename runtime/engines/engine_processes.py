@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
@@ -158,12 +160,13 @@ class EngineProcesses:
             engine.pid = pid
 
     def _all_ended(self, adapter: EngineAdapter) -> None:
-        for name in [each.name for each in self._by_name.values() if each.adapter is adapter]:
-            self._ended(name)
+        for each in [each for each in self._by_name.values() if each.adapter is adapter]:
+            with suppress(ProcessLookupError):  # its own processes, which the launcher would kill
+                os.killpg(each.pid or 1 << 30, signal.SIGKILL)
+            self._ended(each.name)
 
     def _ended(self, name: str) -> None:
-        engine = self._by_name.pop(name, None)
-        if engine is None:
+        if (engine := self._by_name.pop(name, None)) is None:
             return
         engine.ended.set()
         engine.socket.unlink(missing_ok=True)

@@ -116,9 +116,11 @@ def test_a_launcher_that_ends_is_waited_for_by_loads(
 ) -> None:
     shared_cluster.declare("llama", texts / "llama")
     first = _ask(pod).json()["pid"]
+    family = session_of(first)
     stat = Path(f"/proc/{first}/stat").read_text()
     os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
     servers.wait_until(lambda: _ask(pod).json()["pid"] != first)
+    servers.wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in family))
 
 
 def test_an_engine_that_ends_each_time_is_answered_with_the_reason(
