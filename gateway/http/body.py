@@ -203,7 +203,7 @@ class IncomingBody:
                 beginning = unpack(beginning, coding, self._limits.buffer_bytes, is_prefix=True)
             except ValueError as error:
                 raise BadRequest(f"the body {error}, as header content-encoding says") from None
-        return find_model_field(beginning)
+        return find_model_field(beginning, is_whole=self.is_complete and not coding)
 
     async def _receive(self) -> list[bytes]:
         limits, now_s = self._limits, asyncio.get_running_loop().time()

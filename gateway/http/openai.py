@@ -49,14 +49,16 @@ _ERROR_TYPES: Final = {
 }
 
 
-def find_model_field(beginning: bytes) -> str | None:
-    """The value of the outermost `model` key; None if the bytes end before it, or are no JSON.
+def find_model_field(beginning: bytes, *, is_whole: bool = False) -> str | None:
+    """The value of the outermost `model` key; None if the bytes end before it, or are no JSON yet.
 
     Raises BadRequest if the body is not a JSON object or `model` is not a non-empty string.
     """
     try:
         body = from_json(beginning, allow_partial=True)
-    except ValueError:
+    except ValueError as error:
+        if is_whole:
+            raise BadRequest(f"the body is not valid JSON: {error}") from None
         return None
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object that names a 'model'")

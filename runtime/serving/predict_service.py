@@ -273,12 +273,14 @@ class PredictService:
                 spec, token=head.load_token, deadline_s=deadline_s
             )
         except BaseException:
-            self.end_notifier.notify(head.reservation)
+            if head.reservation is not None:
+                self.end_notifier.notify(head.reservation)
             raise
 
     def release(self, head: RequestHead, acquired: AcquiredModel) -> None:
         acquired.store.end_request(acquired.entry)
-        self.end_notifier.notify(head.reservation)
+        if head.reservation is not None:
+            self.end_notifier.notify(head.reservation)
 
     async def _convert(
         self,

@@ -21,8 +21,6 @@ from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors
 from runtime.registry_agent import RegistryAgent
 from runtime.serving.in_flight import InFlightRequests
-from runtime.tasks.embedding import Embedding
-from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import RequestThreads
 
 
@@ -173,8 +171,7 @@ class Repository:
             platform=processor.platform,
             inputs=inputs,
             outputs=processor.output_types(),
-            answers_openai=isinstance(processor, (TextOutputs, Embedding))
-            or processor.platform == "diffusers",
+            answers_openai=processor.answers_openai,
         )
 
     async def check(self, segment: str, version: str) -> None:

@@ -316,6 +316,8 @@ def _linear(dense: Dense) -> torch.nn.Module:
 
 
 class Embedding(TextInputs):
+    answers_openai = True
+
     def __init__(self, model: TextModel) -> None:
         self._modules = read_modules(model.folder)
         super().__init__(model, max_tokens=self._modules.max_tokens)

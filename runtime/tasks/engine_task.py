@@ -20,6 +20,8 @@ from runtime.tasks.text_generation import new_tokens
 class EngineTask(Processor):
     """V1 and V2 of generated texts, as our own engine has them."""
 
+    answers_openai = True
+
     def __init__(self, folder: Path, engine: EngineChoice) -> None:
         """`folder`: of the model's small files."""
         self._engine = engine

@@ -274,6 +274,8 @@ class Processor(ABC):
 
     batching: Batching
     """How its tensors are validated and batched."""
+    answers_openai = False
+    """Whether OpenAI's routes are for its models."""
 
     @property
     @abstractmethod

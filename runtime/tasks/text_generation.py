@@ -123,6 +123,7 @@ class TextPrompts:
 class TextOutputs(TextInputs):
     """Base class of processors whose networks generate tokens."""
 
+    answers_openai = True
     prompts: TextPrompts
     """Of OpenAI's protocol."""
     end_ids: frozenset[int]

@@ -208,6 +208,7 @@ MAX_TOKENS = 77
 
 class TextToImage(Processor):
     platform = "diffusers"
+    answers_openai = True
 
     def __init__(self, folder: Path, declared: Task | None) -> None:
         if declared not in {None, Task.TEXT_TO_IMAGE}:

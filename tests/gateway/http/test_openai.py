@@ -36,16 +36,28 @@ def test_finds_the_outermost_model_field(beginning: bytes) -> None:
         pytest.param(b"{}", id="empty-object"),
         pytest.param(b'{"prompt": "x"}', id="no-model"),
         pytest.param(b'[{"model": "chat"}]', id="a-list"),
-        pytest.param(b"hello", id="no-json"),
         pytest.param(b'{"model": 3}', id="a-number"),
         pytest.param(b'{"model": ""}', id="no-name"),
         pytest.param(b'{"model": {"model": "chat"}}', id="an-object"),
-        pytest.param(b'{"model" "chat"}', id="no-colon"),
-        pytest.param(b'{"model": "\\x"}', id="bad-escape"),
     ],
 )
 def test_rejects_a_body_without_model(body: bytes) -> None:
     with pytest.raises(BadRequest, match="model"):
+        read_name(ChunkedBody(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"hello", id="a-word"),
+        pytest.param(b'{"model" "chat"}', id="no-colon"),
+        pytest.param(b'{"model": "\\x"}', id="bad-escape"),
+        pytest.param(b'{"model": "chat", "prompt": "\\ud800"}', id="half-of-a-pair"),
+        pytest.param(b'{"model": "chat", "prompt": "\xff"}', id="no-utf-8"),
+    ],
+)
+def test_says_why_a_body_is_no_json(body: bytes) -> None:
+    with pytest.raises(BadRequest, match=r"is not valid JSON: .* column"):
         read_name(ChunkedBody(body))
 
 

@@ -33,6 +33,7 @@ def test_an_engine_serves_the_openai_routes(
     assert document["choices"][0]["text"] == "llama says more"
     assert document["seen"] == body
     assert found.headers["x-pilotlight-start"] == "remote"
+    assert get(f"{pod.url}/v2/models/llama").json()["answers_openai"]  # by OpenAI's list of models
 
 
 def test_v1_and_v2_texts_are_the_engines(
