@@ -145,6 +145,7 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
     assert environment(mine, "Deployment", "pilotlight-gateway")["PILOTLIGHT_POOL"] == "default,gpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("components", "values"),
     [

@@ -74,6 +74,7 @@ def is_allowed(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "port"),
     [

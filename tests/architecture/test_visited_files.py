@@ -168,6 +168,7 @@ def recorded_pod(
         yield RecordedPod(client, recorder)
 
 
+@pytest.mark.slow
 def test_a_warm_request_visits_no_more_files_of_the_pod_than_recorded(
     redis: RedisServer, pool: str, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ from tests.gateway.grpc.test_attacks import DATA, HEADERS, PING, PREFACE, RESET,
 from tests.registry.redis.clients import running
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.slow
+
 POOL = {"pool": "default"}
 SLEEPER = ModelSpec(
     ModelName("team", "sleeper"),

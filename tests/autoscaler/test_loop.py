@@ -312,6 +312,7 @@ async def test_ignores_an_impossible_forecast(stage: Stage, impossible: float) -
         )
 
 
+@pytest.mark.slow
 async def test_plans_without_a_forecast_that_fails(stage: Stage) -> None:
     """Whatever it raises: no tick is lost, and no plan is made with the forecast before it."""
     calls = 0
@@ -360,6 +361,7 @@ async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:
         assert "40 requests wait" in history[0].detail
 
 
+@pytest.mark.slow
 async def test_a_placement_that_fails_does_not_keep_the_pool_large(stage: Stage) -> None:
     """The time for which fewer pods suffice goes on while every placement fails."""
 

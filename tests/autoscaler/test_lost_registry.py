@@ -44,6 +44,7 @@ async def test_keeps_the_number_of_pods_while_they_register_again(tmp_path: Path
     assert [wanted and wanted.pods for wanted in numbers] == [PODS] * 4
 
 
+@pytest.mark.slow
 async def test_a_new_autoscaler_waits_for_pods_to_register(tmp_path: Path) -> None:
     with servers.redis_server(tmp_path / "redis") as redis:
         async with a_stage(redis.url) as stage:

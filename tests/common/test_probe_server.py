@@ -17,6 +17,7 @@ Counter("served", "Requests.", registry=REGISTRY)
 probe = partial(httpx.request, trust_env=False, verify=False)
 
 
+@pytest.mark.slow
 async def test_probes_are_answered_while_the_loop_is_busy() -> None:
     port, is_well = servers.free_port(), True
     url = f"http://127.0.0.1:{port}"

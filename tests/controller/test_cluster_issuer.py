@@ -43,6 +43,7 @@ def keys_of(server: ApiServer) -> object:
     return json.loads(server.config_maps[CONFIG_MAP]["data"]["jwks"])
 
 
+@pytest.mark.slow
 def test_issuer_and_keys_are_written_and_follow_the_clusters(server: ApiServer) -> None:
     async def check(api: client.ApiClient) -> None:
         await write_issuer(api, NAMESPACE)

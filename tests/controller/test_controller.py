@@ -147,6 +147,7 @@ async def test_a_model_costs_a_finalizer_a_status_and_an_event(stage: Stage) -> 
         assert NAME in stage.state(one).models
 
 
+@pytest.mark.slow
 async def test_a_version_of_kserve_that_is_not_tested_is_in_the_status(stage: Stage) -> None:
     stage.server.put(stage.model())
 
@@ -276,6 +277,7 @@ async def test_of_two_objects_of_one_name_the_older_is_served(stage: Stage) -> N
         assert owner_of(stage.state(one).models[NAME].spec) == "younger"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "finalizers", [pytest.param(None, id="annotation"), pytest.param([], id="finalizer-too")]
 )
@@ -299,6 +301,7 @@ async def test_a_model_that_loses_its_annotation_is_withdrawn(
         await until(stage.is_ready, what="the model is served again")
 
 
+@pytest.mark.slow
 async def test_before_an_uninstall_models_are_free_and_no_controller_takes_them_again(
     stage: Stage, short_lease: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +364,7 @@ async def test_an_object_that_vanishes_during_its_reconciliation_does_not_stay(
         await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [409, 422, 429, 500, 503])
 async def test_a_write_that_failed_is_made_again(stage: Stage, status: int) -> None:
     left = [3]
@@ -377,6 +381,7 @@ async def test_a_write_that_failed_is_made_again(stage: Stage, status: int) -> N
         await until(stage.is_ready, what="the model is ready")
 
 
+@pytest.mark.slow
 async def test_a_write_that_the_api_server_never_takes_is_made_less_and_less_often(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -458,6 +463,7 @@ async def test_a_graph_whose_event_is_refused_keeps_no_other_from_being_reported
     assert stage.server.events == ["NotServed"]
 
 
+@pytest.mark.slow
 async def test_a_rollout_keeps_the_version_before_until_all_traffic_moves(stage: Stage) -> None:
     stage.server.put(stage.model())
     async with replica(stage.url, stage.redis_url) as one:
@@ -490,6 +496,7 @@ async def test_a_rollout_keeps_the_version_before_until_all_traffic_moves(stage:
         await until(lambda: [p for _, p in shares()] == [100], what="all traffic is shown")
 
 
+@pytest.mark.slow
 async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
     stage: Stage,
 ) -> None:
@@ -605,6 +612,7 @@ async def test_time_without_an_answer_does_not_count_as_time_without_a_kind(stag
         assert one.objects.graphs
 
 
+@pytest.mark.slow
 async def test_a_replica_that_loses_the_lead_in_a_slow_write_writes_nothing_more(
     stage: Stage,
 ) -> None:

@@ -171,6 +171,7 @@ async def test_a_removed_pod_is_deregistered_and_its_successor_of_the_same_name_
     assert "old" in pods
 
 
+@pytest.mark.slow
 async def test_a_removed_pod_is_deregistered_once_the_registry_is_back(
     stage: Stage, redis: servers.RedisServer
 ) -> None:

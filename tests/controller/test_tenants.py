@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from controller.resources import read_tenant
 from registry.domain.model import ModelName
 from registry.domain.tenant_rules import Quota, merged, parse_rules
@@ -80,6 +82,7 @@ async def test_a_tenant_of_another_namespace_grants_nothing(stage: Stage) -> Non
         assert _prefixes(stage, one, "team") == ("s3://",)
 
 
+@pytest.mark.slow
 async def test_a_registry_without_data_gets_rules_before_models(stage: Stage) -> None:
     stage.server.put(stage.model())
     async with replica(stage.url, stage.redis_url) as one:

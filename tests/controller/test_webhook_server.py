@@ -62,6 +62,7 @@ async def test_rejects_bodies_that_are_not_reviews(
 API_SERVICE = "v1beta1.external.metrics.k8s.io"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("service_name", "is_ours"),
     [

@@ -146,6 +146,7 @@ def test_starting_twice_fails_with_pid_and_address(cli: Cli, detach: tuple[str, 
     assert "pid 4711, ready at http://127.0.0.1:8080" in ran.document["error"]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_before_sample_models_are_made(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = cli("up", "--port", str(taken.getsockname()[1]))
@@ -161,6 +162,7 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
     assert ran.document["stopped"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [

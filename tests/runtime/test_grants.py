@@ -17,6 +17,8 @@ from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import post
 
+pytestmark = pytest.mark.slow
+
 ENDS_WITHIN_S = 5.0
 SLOW = 4_000
 """Bytes per second: a tiny model takes a minute."""

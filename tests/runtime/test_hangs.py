@@ -68,6 +68,7 @@ def test_a_hanging_model_is_broken_alone(cluster: Cluster, models: Path, tmp_pat
     assert hung_batches(pod.url) == 2
 
 
+@pytest.mark.slow
 def test_a_models_annotation_sets_its_time(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     cluster.declare("m", endless(models, tmp_path), policy=ModelPolicy(max_infer_s=1.5))
     pod = cluster.pod(inference_timeout=300.0)

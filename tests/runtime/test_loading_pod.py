@@ -30,6 +30,7 @@ def epoch_of(cluster: Cluster, pod: str) -> int:
     return cluster.do(look)
 
 
+@pytest.mark.slow
 def test_concurrent_first_requests_share_one_load(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-bert")
     pod = cluster.pod(slots=20, link_rate=50_000)  # 3 s, for all of them to come
@@ -66,6 +67,7 @@ def test_least_recently_used_model_makes_room(cluster: Cluster, models: Path) ->
     assert metric(pod.url, "pilotlight_evictions_total") == 1
 
 
+@pytest.mark.slow
 def test_model_in_use_is_never_evicted(cluster: Cluster, models: Path) -> None:
     cluster.declare("busy", models / "tiny-bert")
     cluster.declare("other", models / "tiny-bert")
@@ -214,6 +216,7 @@ def test_failed_load_is_not_tried_again_before_its_time(cluster: Cluster, tmp_pa
     )  # two at once, then one after each pause
 
 
+@pytest.mark.slow
 def test_failed_model_recovers_when_it_is_mended(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
@@ -278,6 +281,7 @@ def test_repository_load_brings_a_model_as_near_as_it_is_told(
     assert load(pod, "none", tier="disk").status_code == 404
 
 
+@pytest.mark.slow
 def test_unloading_a_model_that_is_on_its_way_ends_its_load(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
 
@@ -301,6 +305,7 @@ def test_unloading_a_model_that_is_on_its_way_ends_its_load(cluster: Cluster, mo
     assert cluster.record("m").failure is None
 
 
+@pytest.mark.slow
 def test_restarted_pod_adopts_what_is_on_disk(
     cluster: Cluster, models: Path, s3: servers.S3Server
 ) -> None:

@@ -161,6 +161,7 @@ def test_pod_starts_before_the_registry(forkserver: servers.Forkserver, tmp_path
             assert starting.result().is_ready()
 
 
+@pytest.mark.slow
 def test_heartbeat_is_not_starved_by_inference(cluster: Cluster, models: Path) -> None:
     cluster.declare("m", models / "tiny-t5")
     pod = cluster.pod(slots=8)

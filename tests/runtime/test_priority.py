@@ -15,6 +15,8 @@ from tests.runtime.large_models import until
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
 
+pytestmark = pytest.mark.slow
+
 RATE = 15_000_000
 """Bytes per second: a large model takes a good second, time enough to be overtaken."""
 

@@ -13,6 +13,8 @@ from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
 from tests.runtime.model_server.as_written import ROW, TOTAL, make_model, written_server
 
+pytestmark = pytest.mark.slow
+
 FAST_S, SLOW_S = 0.02, 0.2
 
 

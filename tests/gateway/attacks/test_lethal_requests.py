@@ -6,6 +6,8 @@ from registry.domain.model import RoutingPolicy
 from tests.gateway.gateway_harness import GatewayHarness, PodProcess, wait_counts
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.slow
+
 LETHAL = b'{"instances": ["lethal"]}'
 
 
@@ -47,7 +49,6 @@ def test_an_innocent_request_survives_the_death_of_its_pod(harness: GatewayHarne
     assert living.counts("pod-b")["executed"] == 4
 
 
-@pytest.mark.slow
 def test_a_served_request_is_not_suspected_for_earlier_losses(harness: GatewayHarness) -> None:
     spec = harness.declare(routing=RoutingPolicy.LEAST_LOADED)
     for name in ("pod-a", "pod-b", "pod-c"):

@@ -10,6 +10,7 @@ from common.pod_secret import HEADER, make_secret
 from tests import servers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["x-pilotlight-run", "x-pilotlight-place-at", "x-pilotlight-following-ms"]
 )

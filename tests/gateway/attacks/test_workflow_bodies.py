@@ -58,6 +58,7 @@ def assert_closed(connection: socket.socket, response: bytes) -> None:
     assert response.count(b"HTTP/1.1") == 1, response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_line", PATHS)
 def test_a_body_that_trickles_is_408(impatient: servers.Gateway, request_line: bytes) -> None:
     began_s = time.monotonic()

@@ -19,6 +19,8 @@ from tests.gateway.authentication.identity_provider import Issuer, new_key
 from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.servers import wait_until
 
+pytestmark = pytest.mark.slow
+
 NAME = "https://kubernetes.default.svc.cluster.local"
 OPERATOR = "system:serviceaccount:pilotlight:pilotlight-operator"
 BODY = b'{"instances": [1]}'

@@ -66,6 +66,7 @@ def route_plain(
     return RoutingResult(run_warm(found), spec.policy.routing, spec, is_plain=True)
 
 
+@pytest.mark.slow
 def test_a_plain_request_is_routed_as_any_other() -> None:
     plain = 0
     for seed in range(STATES):
@@ -221,6 +222,7 @@ def vars_of(work: object) -> tuple[object, ...]:
     return tuple(getattr(work, name) for name in names)
 
 
+@pytest.mark.slow
 def test_a_series_of_requests_is_placed_as_without_the_plain_case() -> None:
     plain = total = 0
     for seed in range(SERIES):

@@ -129,6 +129,7 @@ async def test_a_refused_registration_is_retried_while_the_request_continues(
     assert await harness.slots_used("pod-a") == 2
 
 
+@pytest.mark.slow
 @with_placer
 async def test_counts_return_to_zero_whenever_reservations_are_released(
     harness: PlacerHarness, monkeypatch: pytest.MonkeyPatch

@@ -160,6 +160,7 @@ def test_the_policy_header_names_a_selection_policy(harness: GatewayHarness) -> 
     assert "lo-edf is for applications" in model.text
 
 
+@pytest.mark.slow
 def test_lateness_is_served_or_refused_as_declared(harness: GatewayHarness) -> None:
     _declare(harness)
     served = _ask(harness, x_pilotlight_deadline_ms="1000", x_test="delay=1.2")
@@ -182,6 +183,7 @@ def test_requests_of_a_window_are_planned_together(harness: GatewayHarness) -> N
     assert max(sizes) > 1
 
 
+@pytest.mark.slow
 def test_the_look_answers_changes_the_variant_and_may_die(
     harness: GatewayHarness, tmp_path: Path
 ) -> None:
@@ -273,6 +275,7 @@ def test_a_name_is_either_a_models_or_an_applications(harness: GatewayHarness) -
     assert _ask(harness).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_its_pods_is_refused_when_sent_again(harness: GatewayHarness) -> None:
     variants = _declare(harness)
     for name in ("pod-b", "pod-c", "pod-d", "pod-e"):

@@ -23,6 +23,8 @@ from tests.servers import RedisServer
 from tests.variants.test_look_client import train_parity
 from variants import look_client
 
+pytestmark = pytest.mark.slow
+
 VARIANT = replace(SPEC, policy=ModelPolicy(application="app"))
 APP = ApplicationSpec(
     ModelName("default", "app"), ("even", "odd"), (InputTensor("features", "FP32", (-1, 2)),)

@@ -69,6 +69,7 @@ async def ask(client: Served, request: bytes = REQUEST) -> bytes:
     return first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_callbacks", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)

@@ -10,6 +10,7 @@ from tests.gateway.end_to_end.test_applications import _ask, _declare
 from tests.gateway.gateway_harness import running_harness
 
 
+@pytest.mark.slow
 def test_a_gateway_imports_variants_once_an_application_is_declared(
     redis: servers.RedisServer,
     pool: str,

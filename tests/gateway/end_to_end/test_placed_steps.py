@@ -1,7 +1,11 @@
 """Steps that a scheduler of workflows has placed: beside a pod's slots, in its step queue."""
 
+import pytest
+
 from registry.domain.model import RoutingPolicy
 from tests.gateway.gateway_harness import GatewayHarness, wait_counts
+
+pytestmark = pytest.mark.slow
 
 HOLD = "around=hold"
 """Without the device, as a step whose inputs are fetched."""

@@ -251,6 +251,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 @run_async
@@ -281,6 +282,7 @@ async def test_a_long_request_reserves_at_redis(redis: RedisServer, pool: str) -
         await client.at_rest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_deadline", [False, True])
 @run_async
 async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(

@@ -16,6 +16,8 @@ from gateway.grpc.inference_service import remaining_s, request_headers, sent_me
 from tests import servers
 from tests.gateway.grpc import calls
 
+pytestmark = pytest.mark.slow
+
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, b"")
 LIVE = f"/{INFERENCE}/ServerLive".encode()

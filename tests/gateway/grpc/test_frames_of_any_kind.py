@@ -63,6 +63,7 @@ data = st.builds(frame, st.just(0), st.sampled_from((0, 0, 1, 8)), streams, mess
 others = st.builds(frame, st.integers(0, 12), flags, streams, st.binary(max_size=40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpc", "picker"])
 def test_any_frames_are_survived(ports: Ports, name: str) -> None:
     port: int = getattr(ports, name)

@@ -39,6 +39,7 @@ def test_health(port: int, service: str) -> None:
     assert check(port, service) == HealthCheckResponse.SERVING
 
 
+@pytest.mark.slow
 def test_health_before_the_registry_was_read(tmp_path: Path) -> None:
     port = servers.free_port()
     nothing = f"redis://127.0.0.1:{servers.free_port()}"

@@ -35,6 +35,7 @@ def test_classifies_responses_of_the_queue_proxy(
     assert classify_failure(status, body) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "reason"), [("gone", "pod-died"), ("crash", "pod-died"), ("full", "slots")]
 )
@@ -66,6 +67,7 @@ def test_a_request_that_a_live_pod_may_have_executed_is_not_retried(
     harness.wait_idle(pods)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["gone", "full"])
 def test_a_long_body_is_resent(harness: GatewayHarness, state: str) -> None:
     spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)

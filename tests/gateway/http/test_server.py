@@ -322,6 +322,7 @@ async def test_a_connection_is_not_idle_while_a_request_runs() -> None:
         assert await read_response(reader) == b"ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beginning", [b"", HEAD, b"POST /v2/models/m/infer HT"])
 @run_async
 async def test_closes_a_connection_without_a_complete_head(beginning: bytes) -> None:

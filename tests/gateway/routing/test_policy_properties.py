@@ -79,6 +79,7 @@ def test_sends_only_to_accepting_pods_within_their_bounds(
             assert predict.inferring < decision.target_ongoing
 
 
+@pytest.mark.slow
 @given(policies, clusters(), times, draws)
 def test_the_load_mode_matches_the_residency_at_the_predict_pod(
     policy: RoutingPolicy, sketches: list[PodSketch], measured: dict[str, float], draw: float

@@ -7,6 +7,8 @@ import pytest
 from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_first_error_of_each_model_and_status_is_printed(
     load_run: LoadRun, write_trace: WriteTrace

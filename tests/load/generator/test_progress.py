@@ -47,6 +47,7 @@ def _read_all(master: int) -> bytes:
     return content
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_with_live_percentiles(
     load_run: LoadRun, write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from tests.gateway.gateway_harness import GatewayHarness
 from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
+@pytest.mark.slow
 def test_records_every_request_with_the_headers_of_the_gateway(
     load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace
 ) -> None:
@@ -41,6 +42,7 @@ def test_records_every_request_with_the_headers_of_the_gateway(
     assert about["interrupted"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "output_size", "path"),
     [
@@ -71,6 +73,7 @@ def test_other_protocols_reach_pods_by_their_own_paths(
     assert pods.counts("pod-a")["paths"] == [path.format(segment=spec.name.path_segment)]
 
 
+@pytest.mark.slow
 def test_unknown_models_are_reported_with_their_first_arrival(
     load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace
 ) -> None:

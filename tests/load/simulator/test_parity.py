@@ -28,6 +28,7 @@ def measured(times: Times) -> Times:
     return Times(times.load_s, times.infer_s, times.around_s, known)
 
 
+@pytest.mark.slow
 def test_decisions_for_requests_one_by_one_are_those_of_the_simulator(tmp_path: Path) -> None:
     times = measured(Times(load_s=0.02, infer_s=0.004, around_s=0.001))
     models = random.Random(5).choices(sorted(BY_POLICY), k=60)

@@ -70,6 +70,7 @@ def test_the_key_of_the_environment_opens_a_model(
     assert ran.status == 0, ran.err
 
 
+@pytest.mark.slow
 def test_load_run_names_the_namespace_of_its_models(
     cli: Cli, guarded: GatewayHarness, tmp_path: Path
 ) -> None:

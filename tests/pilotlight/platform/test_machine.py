@@ -10,6 +10,7 @@ import pytest
 from pilotlight.platform.machine import Machine
 
 
+@pytest.mark.slow
 def test_a_machine_is_measured_once(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     found = Machine.measure(path)

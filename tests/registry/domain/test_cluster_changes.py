@@ -236,6 +236,7 @@ def test_sizes_of_withdrawn_generations_are_forgotten(after: str | bool) -> None
     assert state.residency.device_bytes == {}
 
 
+@pytest.mark.slow
 def test_models_that_come_and_go_for_ever_take_no_memory() -> None:
     applier = ChangeApplier(ClusterState())
 
@@ -256,6 +257,7 @@ def test_models_that_come_and_go_for_ever_take_no_memory() -> None:
     assert after < before + 1_000_000  # 4 MB if each were remembered
 
 
+@pytest.mark.slow
 def test_a_late_change_has_no_effect_beside_many_others() -> None:
     state = ClusterState()
     applier = ChangeApplier(state)

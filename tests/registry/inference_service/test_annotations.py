@@ -200,6 +200,7 @@ def test_canary_percent_needs_canary_of() -> None:
     assert (policy.canary_of, policy.canary_percent) == ("translate", 20)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([PREFIX + key for key in KEYS]), st.text(max_size=12)))
 def test_any_text_is_parsed_or_reported(annotations: dict[str, str]) -> None:
     parsed = parse_annotations(annotations)

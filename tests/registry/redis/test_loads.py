@@ -89,6 +89,7 @@ async def test_a_claim_expires_without_a_sync(registry: Registry) -> None:
     assert taken.load_token > token
 
 
+@pytest.mark.slow
 async def test_a_started_load_outlives_the_ttl_of_its_claim(registry: Registry) -> None:
     first, second = await Pod.join(registry, "a"), await Pod.join(registry, "b")
     token = await first.claim_token(ttl_s=1.0)

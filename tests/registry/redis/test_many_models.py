@@ -69,6 +69,7 @@ async def test_calls_and_messages_stay_within_the_limits_of_redis(
         await other.close()
 
 
+@pytest.mark.slow
 async def test_a_copy_disconnected_for_a_long_message_is_repaired(
     executable: str, tmp_path: Path
 ) -> None:

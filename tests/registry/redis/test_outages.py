@@ -27,6 +27,8 @@ from tests.registry.redis.clients import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 SOON_S = 30.0
 """A second, plus the delay of a busy machine; far below the long timeouts of other tests."""
 

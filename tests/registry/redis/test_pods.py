@@ -149,6 +149,7 @@ async def test_only_the_latest_samples_are_kept(registry: Registry) -> None:
     assert (await registry.cluster()).measured(KEY).infer.seconds == pytest.approx(183.5)
 
 
+@pytest.mark.slow
 async def test_heartbeats_extend_the_lease(registry: Registry) -> None:
     kept = await Pod.join(registry, "kept", lease_ttl_s=1.0)
     kept.lease_ttl_s = 60.0

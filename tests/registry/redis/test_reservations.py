@@ -186,6 +186,7 @@ async def test_restore_at_a_removed_pod_has_no_effect(registry: Registry) -> Non
     assert await counts(registry, "a") == (0, 0)
 
 
+@pytest.mark.slow
 async def test_renewal_extends_a_reservation(registry: Registry) -> None:
     await Pod.join_warm(registry, "a", slots=2)
     await reserve(registry, "a", id_="kept", ttl_s=1.0)

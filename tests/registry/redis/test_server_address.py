@@ -21,6 +21,8 @@ from tests.kubernetes.certificates import Authority
 from tests.registry.redis.clients import KEY, Pod, agrees, eventually, reserve, running, until
 from tests.registry.redis.test_outages import SOON_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("url", "address"),
@@ -180,7 +182,6 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.slow
 async def test_a_cluster_is_asked_and_used_over_tls(
     executable: str, tmp_path: Path, tls: ssl.SSLContext
 ) -> None:
@@ -220,7 +221,6 @@ async def test_an_untrusted_certificate_is_refused(
         await find_server(f"rediss+cluster://127.0.0.1:{port}", "k")
 
 
-@pytest.mark.slow
 async def test_a_url_names_the_authorities_it_trusts(
     executable: str, tmp_path: Path, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

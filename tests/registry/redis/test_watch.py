@@ -152,6 +152,7 @@ async def test_a_gap_in_the_versions_is_repaired(
     await until(lambda: "b" in watch.state.pods)
 
 
+@pytest.mark.slow
 async def test_a_lost_last_message_is_noticed(
     watching: Watching, registry: Registry, server: RedisServer
 ) -> None:
@@ -174,6 +175,7 @@ async def test_an_unreadable_message_leads_to_a_snapshot(
     await until(lambda: "a" in watch.state.pods)
 
 
+@pytest.mark.slow
 async def test_a_killed_subscription_is_made_again(
     watching: Watching, registry: Registry, server: RedisServer
 ) -> None:
@@ -229,6 +231,7 @@ async def test_a_script_missing_in_redis_is_loaded_again(
     assert watch.is_connected
 
 
+@pytest.mark.slow
 async def test_an_emptied_redis_leads_to_a_snapshot(
     watching: Watching, registry: Registry, server: RedisServer
 ) -> None:
@@ -257,6 +260,7 @@ async def test_a_reader_that_fails_holds_up_no_operation(watching: Watching) -> 
     assert {"a"} in read
 
 
+@pytest.mark.slow
 async def test_a_version_that_went_back_leads_to_a_snapshot(
     watching: Watching, registry: Registry, server: RedisServer
 ) -> None:
@@ -269,6 +273,7 @@ async def test_a_version_that_went_back_leads_to_a_snapshot(
     await until(lambda: set(watch.state.pods) == {"a", "b"})
 
 
+@pytest.mark.slow
 async def test_a_sync_publishes_expired_pods(watching: Watching, registry: Registry) -> None:
     first, second = await watching(), await watching()
     pod = await Pod.join_warm(registry, "a")
@@ -281,6 +286,7 @@ async def test_a_sync_publishes_expired_pods(watching: Watching, registry: Regis
     assert first.repairs_total == second.repairs_total == 0
 
 
+@pytest.mark.slow
 async def test_a_sync_publishes_expired_reservations(
     watching: Watching, registry: Registry
 ) -> None:

@@ -15,6 +15,8 @@ from tests.registry.redis.clients import KEY, Pod, agrees, reserve, running, unt
 from tests.registry.redis.delaying_proxy import DelayingProxy, proxy_to
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Scene:

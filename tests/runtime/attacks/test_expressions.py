@@ -14,6 +14,8 @@ from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict
 
+pytestmark = pytest.mark.slow
+
 LOOPS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
     "{% endfor %}{% endfor %}{% endfor %}"

@@ -11,6 +11,8 @@ from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import picture, predict
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

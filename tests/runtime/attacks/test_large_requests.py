@@ -16,6 +16,8 @@ from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, post_bytes, predict
 from tests.servers import cpu_s
 
+pytestmark = pytest.mark.slow
+
 WORDS = "quick brown fox over the lazy dog"
 
 

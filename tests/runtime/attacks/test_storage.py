@@ -30,6 +30,8 @@ from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name
 from tests.runtime.attacks.recording_web import web
 
+pytestmark = pytest.mark.slow
+
 needs_kserve_storage = pytest.mark.skipif(
     importlib.util.find_spec("kserve_storage") is None, reason="kserve-storage is not installed"
 )

@@ -24,6 +24,8 @@ from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import TIMEOUT_S, predict
 
+pytestmark = pytest.mark.slow
+
 
 def secure_channel(port: int, folder: Path) -> grpc.Channel:
     """A client of a pod's gRPC that trusts the folder's authority."""
@@ -142,7 +144,6 @@ async def test_autoscaler_and_schedulers_reach_pods_encrypted(
     assert tiers == {pod.name: "device"}
 
 
-@pytest.mark.slow
 def test_renewed_certificates_are_used_for_new_connections(
     cluster: Cluster, folder: Path, tmp_path: Path
 ) -> None:

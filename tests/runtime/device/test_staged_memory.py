@@ -168,6 +168,7 @@ def test_a_load_that_a_request_waits_for_does_not_wait_for_all_of_a_preload(tmp_
     assert is_here
 
 
+@pytest.mark.slow
 def test_close_during_a_load_ends_the_load(engine: CopyEngine, tmp_path: Path) -> None:
     staged, source = StagedMemory(engine, **SMALL), HeldWeights(weights_file(tmp_path))
     before = allocated(staged)
@@ -187,6 +188,7 @@ def test_close_during_a_load_ends_the_load(engine: CopyEngine, tmp_path: Path) -
     assert allocated(staged) == before
 
 
+@pytest.mark.slow
 def test_truncated_file_frees_all_memory(
     memory: StagedMemory, engine: CopyEngine, tmp_path: Path
 ) -> None:

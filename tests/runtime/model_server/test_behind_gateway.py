@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import post
 from tests.runtime.model_server.as_written import ROW, TOTAL, make_model, request, written_server
+
+pytestmark = pytest.mark.slow
 
 
 def test_requests_go_to_the_other_pod_while_a_server_is_dead(

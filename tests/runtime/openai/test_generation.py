@@ -269,6 +269,7 @@ def test_slots_limit_generations(cluster: Cluster, models: Path) -> None:
     assert refused.headers["x-pilotlight-not-executed"] == "slots"
 
 
+@pytest.mark.slow
 def test_small_cache_serves_requests_in_turn(cluster: Cluster, models: Path) -> None:
     """Requests without pages are preempted and resumed later."""
     cluster.declare("chat", models / "tiny-gpt2")
@@ -541,6 +542,7 @@ def test_path_and_body_must_name_the_same_model(generating: servers.Pod) -> None
         assert response.status_code == status, response.text
 
 
+@pytest.mark.slow
 def test_generates_at_the_predict_pod(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("chat", models / "tiny-gpt2")
     entry, predict_pod = cluster.pod("pod-a"), cluster.pod("pod-b")

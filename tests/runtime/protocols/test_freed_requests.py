@@ -17,6 +17,8 @@ from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, post, predict, unanswered, wait_idle
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = 5
 GRPC_PORT = servers.free_port()
 COMPLETION = {"model": "chat", "prompt": "babe", "max_tokens": 400, "min_tokens": 400}

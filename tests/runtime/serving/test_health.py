@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from common.inference_protocol.grpc_messages import messages
 from registry.domain.model import ModelName, ModelRecord
@@ -121,6 +122,7 @@ def status_of(running: Future[httpx.Response]) -> int | None:
         return None
 
 
+@pytest.mark.slow
 def test_busy_device_does_not_delay_shutdown(
     cluster: Cluster, models: Path, forkserver: servers.Forkserver, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def queue_proxy(status: int, detail: str) -> Iterator[int]:
         yield int(address.rpartition(":")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "detail", "refusal", "expected"), STATES)
 def test_inference_error_of_the_queue_proxy(
     cluster: Cluster, models: Path, status: int, detail: str, refusal: str | None, expected: int
@@ -51,6 +52,7 @@ def test_inference_error_of_the_queue_proxy(
     assert response.headers["x-pilotlight-pod"] == "entry"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "detail", "refusal", "expected"), STATES)
 def test_generation_error_of_the_queue_proxy(
     cluster: Cluster, models: Path, status: int, detail: str, refusal: str | None, expected: int

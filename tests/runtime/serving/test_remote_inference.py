@@ -99,6 +99,7 @@ class Wide(torch.nn.Module):
         return column.view(-1, 1, 1, 1, 1).expand([rows] * 5).clone().sum((1, 2, 3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "there"])
 def test_inference_without_memory_can_be_retried_elsewhere(
     cluster: Cluster, tmp_path: Path, where: str
@@ -117,6 +118,7 @@ def test_inference_without_memory_can_be_retried_elsewhere(
     assert predict(entry.url, "wide", [1.0], [1.0], **headers).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "where"),
     [

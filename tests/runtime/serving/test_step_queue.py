@@ -54,6 +54,7 @@ def infer(pod: servers.Pod, entry: dict[str, Any], **headers: str) -> httpx.Resp
     return post(f"{pod.url}/v2/models/default~double/infer", {"inputs": [entry]}, **headers)
 
 
+@pytest.mark.slow
 def test_a_step_whose_input_does_not_come_holds_no_slot(cluster: Cluster, doubling: Path) -> None:
     cluster.declare("double", doubling)
     keeper, pod = cluster.pod("keeper"), cluster.pod("pod", slots=1)

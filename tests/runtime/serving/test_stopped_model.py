@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import pytest
 
 from registry.domain.model import STOPPED
 from tests import servers
@@ -13,6 +14,7 @@ from tests.tabular_models import MAKERS
 ROW = {"instances": [[5.1, 3.5, 1.4, 0.2]]}
 
 
+@pytest.mark.slow
 def test_a_stopped_model_is_unloaded_refused_and_served_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:

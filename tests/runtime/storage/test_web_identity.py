@@ -10,6 +10,7 @@ import pytest
 from tests import servers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_issuer_reachable", [True, False])
 def test_a_pod_reads_s3_with_the_role_of_its_service_account(
     s3: servers.S3Server, models: Path, tmp_path: Path, *, is_issuer_reachable: bool

@@ -71,6 +71,7 @@ def test_asset_bytes_ignore_unfinished_weights(cache: DiskCache, models: Path) -
     assert cache.asset_bytes(spec.key) == 0
 
 
+@pytest.mark.slow
 def test_fetches_from_s3(cache: DiskCache, models: Path, aws: servers.S3Server) -> None:
     aws.put_folder(models / "tiny-vit", "s3://cache-test/a/tiny-vit")
     aws.put_folder(

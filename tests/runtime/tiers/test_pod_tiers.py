@@ -38,6 +38,7 @@ def image_of(folder: Path, spec: ModelSpec) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_model_passes_through_all_tiers(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("walker", models / "tiny-bert")
     others = [cluster.declare(name, models / "tiny-bert") for name in ("x", "y")]
@@ -66,6 +67,7 @@ def test_model_passes_through_all_tiers(cluster: Cluster, models: Path) -> None:
     assert metric(pod.url, "pilotlight_loads_total", tier="remote", outcome="ok") == 4
 
 
+@pytest.mark.slow
 def test_bytes_per_tier_and_load_times_reach_the_registry(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("a", models / "tiny-bert")
     cluster.declare("b", models / "tiny-bert")
@@ -123,6 +125,7 @@ def test_unloaded_model_is_not_demoted(cluster: Cluster, models: Path) -> None:
     assert metric(pod.url, "pilotlight_evictions_total", reason="memory") == 0
 
 
+@pytest.mark.slow
 def test_pods_of_a_node_share_one_image(cluster: Cluster, models: Path, tmp_path: Path) -> None:
     spec = cluster.declare("a", models / "tiny-bert")
     cluster.declare("b", models / "tiny-bert")

@@ -16,6 +16,8 @@ from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, post, predict, wait_idle
 from tests.runtime.vllm_engine.conftest import with_fault, write_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pod(small_python: str, shared_cluster: Cluster) -> servers.Pod:

@@ -137,6 +137,7 @@ def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
         assert grouped.mean_utility == pytest.approx(best, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_refined_is_almost_always_the_optimum_of_few_requests(

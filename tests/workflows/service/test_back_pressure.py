@@ -21,6 +21,8 @@ from workflows.run import Run
 from workflows.scheduler import Scheduler
 from workflows.settings import SchedulerSettings
 
+pytestmark = pytest.mark.slow
+
 NAME = ModelName("default", "waits")
 SOURCE = """
 from pilotlight.workflow import model, workflow

@@ -14,6 +14,7 @@ from workflows.settings import SchedulerSettings
 SOURCE = "from pilotlight.workflow import workflow\n@workflow\nasync def one():\n    return 1\n"
 
 
+@pytest.mark.slow
 async def test_a_runner_outlives_a_pause_of_its_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     interval_s = 0.1
     monkeypatch.setattr(runner_process, "PING_INTERVAL_S", interval_s)

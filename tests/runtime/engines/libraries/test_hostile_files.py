@@ -25,6 +25,8 @@ from runtime.errors import LoadFailed, ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, make_xgboost
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = settings(max_examples=100, deadline=None)
 FILES = {
     "onnx": "model.onnx",

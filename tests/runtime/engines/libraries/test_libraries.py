@@ -50,6 +50,7 @@ def _expected(name: str, folder: Path, rows: Any) -> Any:
     return session.run(["scores"], {"features": values})[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABULAR)
 def test_v1_and_v2_answer_as_the_library(name: str, folders: dict[str, Path]) -> None:
     model = load(folders[name])

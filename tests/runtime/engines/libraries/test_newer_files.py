@@ -29,6 +29,7 @@ def test_onnx_of_a_newer_version_is_refused_with_the_versions(part: str, tmp_pat
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_skops_of_a_newer_version_is_refused_with_the_versions(tmp_path: Path) -> None:
     path = MAKERS["sklearn"](tmp_path) / "model.skops"
     with zipfile.ZipFile(path) as archive:

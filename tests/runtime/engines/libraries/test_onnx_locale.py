@@ -110,6 +110,7 @@ def test_a_locale_with_another_case_of_letters_is_asked_for(tmp_path: Path) -> N
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_replacement_has_the_same_case_of_all_letters(tmp_path: Path) -> None:
     made = subprocess.run(
         ["localedef", "-i", "en_US", "-f", "UTF-8", str(tmp_path / "en_US.UTF-8")],

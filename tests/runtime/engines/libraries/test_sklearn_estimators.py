@@ -75,6 +75,7 @@ def _histogram_tree_with(field: str, value: int) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
