@@ -146,6 +146,8 @@ OWN = {
     "secrets [pilotlight-redis]": {"get", "update"},
     "secrets [pilotlight-webhook]": {"get", "update"},
     "configmaps [pilotlight-cluster-issuer]": {"get", "update"},
+    "inferencepools.inference.networking.k8s.io": {"get", "list", "delete"},
+    "httproutes.gateway.networking.k8s.io": {"get", "list", "delete"},
 }
 CA_BUNDLES = {
     "mutatingwebhookconfigurations.admissionregistration.k8s.io [defaults.pilotlight.io]": {
