@@ -145,10 +145,17 @@ class Cluster:
             try:
                 self.core.delete_namespaced_pod(metadata["name"], metadata["namespace"], body=body)
                 return
-            except client.ApiException as error:
-                if error.status in {404, 409}:
-                    return
-                logger.warning("deleting %s: %s", metadata["name"], error)
-            except (OSError, HTTPError) as error:
+            except TROUBLE as error:
                 logger.warning("deleting %s: %s", metadata["name"], error)
             time.sleep(RETRY_S)
+            if not self._is_there(metadata):  # an API server that has just started says so wrongly
+                return
+
+    def _is_there(self, metadata: Mapping[str, Any]) -> bool:
+        try:
+            found = self.core.read_namespaced_pod(metadata["name"], metadata["namespace"])
+        except client.ApiException as error:
+            return bool(error.status != 404)
+        except TROUBLE:
+            return True
+        return bool(found.metadata.uid == metadata["uid"])
