@@ -22,10 +22,9 @@ import numpy.typing as npt
 import torch
 
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
-from runtime.engines.libraries.rows import import_library
 from runtime.engines.networks.configuration import read_json, without_memory
 from runtime.engines.networks.network import build_transformer, digest_of, parameter_slot
-from runtime.errors import ModelInvalid, ModelUnsupported
+from runtime.errors import LoadFailed, ModelInvalid, ModelUnsupported
 from runtime.storage.listing import PIPELINE_INDEX
 from runtime.weights.safetensors_files import StoredTensor
 
@@ -96,7 +95,7 @@ class PipelineEngine(Engine):
     ) -> Skeleton:
         folder, tensors = model.path, model.tensors
         check_index(folder)
-        diffusers = import_library("diffusers", "text-to-image")
+        diffusers = _diffusers()
         stored = {tensor.name: tensor.shape for tensor in tensors}
         encoder, encoder_slots = build_transformer(
             folder / "text_encoder", "CLIPTextModel", _of_part(tensors, "text_encoder/"), device
@@ -114,6 +113,18 @@ class PipelineEngine(Engine):
         kind, config = _scheduler(diffusers, folder)
         pipeline = Pipeline(encoder, built["unet"], built["vae"], kind, config)
         return Skeleton(key, pipeline, tuple(slots))
+
+
+def _diffusers() -> ModuleType:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise LoadFailed(
+            "the model generates images, which needs diffusers: install the extra text-to-image"
+            " (pip install 'pilotlight[text-to-image]') in the pods' environment"
+        ) from error
+    module: ModuleType = diffusers
+    return module
 
 
 def _network(kind: Any, folder: Path) -> Any:
