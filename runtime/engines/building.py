@@ -111,7 +111,8 @@ def library_engine(path: Path) -> Engine:
         return onnx_engine(path)
     if path.suffix == GGUF_SUFFIX:
         raise EngineMissing(
-            f"{path.name} needs llama.cpp: give the pods --llama-server, the model no engine: own"
+            f"{path.name} needs llama.cpp: give the pods --llama-server PATH, and leave out"
+            " pilotlight.io/engine: own"
         )
     from runtime.engines.libraries.library import lightgbm_engine, xgboost_engine
 

@@ -161,8 +161,9 @@ class EngineProcesses:
 
     def _all_ended(self, adapter: EngineAdapter) -> None:
         for each in [each for each in self._by_name.values() if each.adapter is adapter]:
-            with suppress(ProcessLookupError):  # its own processes, which the launcher would kill
-                os.killpg(each.pid or 1 << 30, signal.SIGKILL)
+            if each.pid:
+                with suppress(ProcessLookupError):  # what it has started, too
+                    os.killpg(each.pid, signal.SIGKILL)
             self._ended(each.name)
 
     def _ended(self, name: str) -> None:

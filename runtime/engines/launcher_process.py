@@ -89,8 +89,11 @@ class Launcher:
 
     def _ended(self) -> None:
         """Its engines end with it; one that has imported its engine is waited for again."""
-        (self._settled.set if self.facts is None else self._settled.clear)()
-        self.facts = None
+        if self.facts is None:
+            self._settled.set()
+        else:
+            self._settled.clear()
+            self.facts = None
         self._on_end()
 
 
